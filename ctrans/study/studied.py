@@ -245,7 +245,10 @@ def verdict_of(study: Mapping[str, Any]) -> Verdict:
 
 
 def _of_effect(effect: Effect) -> Iterator[Value]:
-    name = f"{effect.says} ({effect.figure}, {effect.seeds} seeds)"
+    figure = effect.figure
+    if effect.beyond:
+        figure += f" {effect.difference:.3g} beside {effect.beyond:g}"
+    name = f"{effect.says} ({figure}, {effect.seeds} seeds)"
     yield Value(name, "effect", effect.mean)
     if not math.isnan(effect.low):
         interval = f"{effect.low:.3g} to {effect.high:.3g}"

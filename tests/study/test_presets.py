@@ -11,7 +11,14 @@ from ctrans.measure.measures import MEASURES
 from ctrans.study.bootstrap import mean_interval, rows_to_decide
 from ctrans.study.cost import cost_of
 from ctrans.study.finished import Finished
-from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
+from ctrans.study.presets.claim import (
+    NOT_REPRODUCED,
+    REPRODUCED,
+    UNDECIDED,
+    Contrast,
+    effect,
+    judge,
+)
 from ctrans.study.presets.figures import figure_of
 from ctrans.study.presets.preset import SIZES
 from ctrans.study.presets.table import PRESETS
@@ -282,3 +289,19 @@ def test_a_figure_that_is_no_number_counts_as_unknown():
 
     assert figure_of(run, "S drift") is None
     assert figure_of(run, "theta") == 0.1
+
+
+def test_an_effect_with_a_limit_says_the_figure_too():
+    """The effect of "at most 1.1" is 1.1 - figure, which nobody must take for the figure."""
+    contrast = Contrast("at most 1.1", {}, figure="growth exponent", beyond=1.1, sign=-1)
+    study = PRESETS["kan-figure-1"].study("kan-figure-1", "small")
+    curve = [{"step": 0, "validation_loss": 2.0}]
+    # mean |X_k| of 1 at the middle and 2^0.25 at the end: an exponent of 1/4
+    trained = {"after": {"moments": {"mean_abs": [1.0, 1.0, 1.0, 1.0, 2**0.25]}}}
+    runs = [
+        Finished(run.key(""), run, RunResult("finished", "", curve, 1.0, {}, trained), "", "")
+        for run in study.runs()
+    ]
+    found = effect(contrast, runs)
+    assert found.mean == pytest.approx(0.85)
+    assert (found.beyond, found.difference) == (1.1, pytest.approx(0.25))

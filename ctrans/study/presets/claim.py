@@ -113,7 +113,8 @@ class Contrast:
 @dataclass(frozen=True)
 class Effect:
     """The result of a contrast: the number of seeds, the mean and the interval of its effect, and
-    how many seeds would decide it, were they like these (`rows_to_decide`).
+    how many seeds would decide it, were they like these (`rows_to_decide`). `beyond` is the
+    contrast's limit, and `difference` the mean of the figure, or of its difference, without it.
     """
 
     says: str
@@ -123,6 +124,8 @@ class Effect:
     low: float
     high: float
     seeds_to_decide: int | None
+    beyond: float = 0.0
+    difference: float = math.nan
 
     @property
     def holds(self) -> bool | None:
@@ -166,6 +169,8 @@ def effect(contrast: Contrast, runs: FinishedRuns) -> Effect:
         mean,
         *mean_interval(values),
         rows_to_decide(values),
+        contrast.beyond,
+        contrast.sign * mean + contrast.beyond,
     )
 
 
