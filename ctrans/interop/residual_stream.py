@@ -21,6 +21,8 @@ PASSED_ON = (*RESHAPES, "dropout", "clone", "type_as", "float", "to")
 """Operations that pass on their input, in evaluation and in its dtype."""
 SCALINGS = ("mul", "mul_", "div", "div_")
 LERP = "lerp"
+AXES = 3
+"""Of a state: sequences, tokens and channels."""
 FEWEST = 2
 """The fewest sums that make a stream."""
 
@@ -301,7 +303,7 @@ def _gated_state(graph: Graph, y: int) -> int | None:
     state without an axis of tokens may be that of a recurrence over them.
     """
     shape = graph.operations[y].shape
-    if graph.operations[y].name not in (*SUMS, LERP) or shape is None or len(shape) < len("btw"):
+    if graph.operations[y].name not in (*SUMS, LERP) or shape is None or len(shape) < AXES:
         return None
     return _summed_by_gates(graph, y)
 
