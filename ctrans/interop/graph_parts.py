@@ -236,14 +236,8 @@ class PartsReader:
         """The sublayer of that step, and its length in depth-time; `state` has values of its first
         state.
         """
-        if step.sum is None and self._is_affine(step):
-            raise NotReplayedError(AFFINE)
-        if step.is_gated:
-            raise NotReplayedError("it is a gated sum a(x) x + f(x), whose gate is not read")
         if step.sum is None:
-            raise NotReplayedError(
-                "it is no single sum x + f(x): it mixes states, or later parts read its states"
-            )
+            raise NotReplayedError(self._why_no_sum(step))
         self._check_decisions(step)
         state_norm = None
         if step.sum.y not in reshaped(self.graph, step.last):
@@ -255,9 +249,22 @@ class PartsReader:
             raise NotReplayedError(f"its sum multiplies the state by {step.sum.share:g}")
         return keeping(sublayer, state_norm, step.sum.share), length
 
+    def _inside_part(self, step: StreamPart) -> set[int]:
+        return self.graph.after(step.first) & self.graph.before(step.last) - {step.first}
+
+    def _why_no_sum(self, step: StreamPart) -> str:
+        names = {self.graph.operations[n].name for n in self._inside_part(step)}
+        if self._is_affine(step):
+            return AFFINE
+        if step.is_gated:
+            return "it is a gated sum a(x) x + f(x), whose gate is not read"
+        if "batch_norm" in names and names <= {"batch_norm", *MOVES}:
+            return "it is a batch norm: a scale and an offset of each channel"
+        return "it is no single sum x + f(x): it mixes states, or later parts read its states"
+
     def _is_affine(self, step: StreamPart) -> bool:
         """Whether a part multiplies the state by numbers, and adds what it does not depend on."""
-        inside = self.graph.after(step.first) & self.graph.before(step.last) - {step.first}
+        inside = self._inside_part(step)
         of_entries = (*SUMS, *SCALINGS, *PASSED_ON)
         return all(
             self.graph.operations[n].name in of_entries

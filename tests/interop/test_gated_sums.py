@@ -143,3 +143,23 @@ def test_the_state_of_a_gate_of_both_is_the_streams():
     assert len(states) == 2 * LAYERS + 1
     for state, own in zip(states[::2], model.states(TOKENS), strict=True):
         assert torch.allclose(state, own, atol=1e-6)
+
+
+class BehindBatchNorms(MethodOfTheBlock):
+    """Post-LN's places with batch norms, which act on (batch, width, tokens)."""
+
+    def make(self):
+        super().make()
+        self.batch_norms = torch.nn.ModuleList(
+            torch.nn.BatchNorm1d(WIDTH) for _ in range(2 * LAYERS)
+        )
+
+    def layer(self, i, x):
+        for j, f in enumerate((lambda x: self.attend(i, x), lambda x: self.down[i](self.up[i](x)))):
+            x = self.batch_norms[2 * i + j]((x + f(x)).transpose(1, 2)).transpose(1, 2)
+        return x
+
+
+def test_a_batch_norm_between_sums_is_called_one():
+    described = ctrans.open_model(made(BehindBatchNorms), example=TOKENS).described
+    assert "it is a batch norm: a scale and an offset of each channel" in described
