@@ -64,7 +64,8 @@ def sequence_axes(
                 candidates[name] = axes
     if not candidates or runs({}):
         return {}
-    for choice in product(*candidates.values()):
+    # an axis may have that length by chance: 0 leaves the argument as it is
+    for choice in product(*([*axes, 0] for axes in candidates.values())):
         axes_by_name = dict(zip(candidates, choice, strict=True))
         if runs(axes_by_name):
             return axes_by_name
@@ -191,7 +192,8 @@ def _indexes_by_ids(table: nn.Embedding) -> bool:
     """Whether its forward takes ids alone. With more arguments it may count positions, and take
     ids for their shape.
     """
-    return len(inspect.signature(type(table).forward).parameters) == len(("self", "input"))
+    _itself, *arguments = inspect.signature(type(table).forward).parameters
+    return len(arguments) == 1
 
 
 def stand_in(model: Any, x: Tensor) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import cache
+from functools import lru_cache
 from itertools import chain, islice
 from types import CodeType
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ def _is_norm(part: nn.Module) -> bool:
     return not has_parts and as_norm(part) is not None
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def _place_of(code: CodeType, instruction: int) -> int | tuple[int | None, ...]:
     """The place in the source of an instruction, or its number if there is none. Python may carry
     out a call at another instruction once it has learned what it calls.

@@ -122,19 +122,12 @@ def test_a_recurrence_over_tokens_is_no_depth():
         ctrans.open_model(made(Recurrent), example=TOKENS)
 
 
-class GateOfBoth(GatedFeedForward):
+class GateOfBoth(GatedAttention):
     """The gate reads the branch, too, as a highway's may."""
 
     def mixed(self, i, x, f):
         q = torch.sigmoid(x @ self.qkv[i].weight[:WIDTH].T + f @ self.qkv[i].weight[WIDTH:][:WIDTH])
         return q * f + (1 - q) * x
-
-    def after_attention(self, i, x):
-        return self.mixed(i, x, self.attend(i, self.n1[i](x)))
-
-    def layer(self, i, x):
-        x = self.after_attention(i, x)
-        return x + self.of_ffn(i, x)
 
 
 def test_the_state_of_a_gate_of_both_is_the_streams():

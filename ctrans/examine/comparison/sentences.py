@@ -124,14 +124,16 @@ def _weights_of(found: ModelComparison, part: PartDifference) -> list[WeightDiff
 
 
 def _is_layout(found: ModelComparison, weight: WeightDifference) -> bool:
-    """Whether the weight has another name in the second model and its entries in another order, as
-    weights have of that model in parts that did not change.
+    """Whether the weight has another name in the second model and its entries in another order, and
+    weights of parts that did not change have just that order too.
     """
     if weight.kind not in ORDERS or weight.name == weight.other_name:
         return False
     changed = {part.name for part in found.changed}
     return any(
-        other.part not in changed and other.kind == weight.kind and other.name != other.other_name
+        other.part not in changed
+        and other.relation == weight.relation
+        and other.name != other.other_name
         for other in found.weights
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.weights.on_demand import WeightKey, WeightReader, in_memory, readers_of
-from ctrans.examine.comparison.weight_relations import Relation
+from ctrans.examine.comparison.weight_relations import CHUNK, Relation
 
 MOMENTS = (1, 2, 4)
 """Powers of |w| whose sums do not depend on the order of a weight's entries, nor on their signs."""
@@ -111,17 +112,22 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, WeightReader]]:
 
 @torch.no_grad()
 def _unnamed(name: str, reader: WeightReader, places: Places) -> Unnamed:
-    size = _numbers(reader).abs()
-    moments = tuple(float(size.pow(power).sum()) for power in MOMENTS)
-    return Unnamed(name, reader, places.get(reader.key), size.numel(), moments)
+    weight = _real(reader)
+    moments = [0.0 for _ in MOMENTS]
+    # in parts: a large weight has no copy in float64
+    for part in weight.reshape(-1).split(CHUNK):
+        size = part.double().abs()
+        for i, power in enumerate(MOMENTS):
+            moments[i] += float(size.pow(power).sum())
+    return Unnamed(name, reader, places.get(reader.key), weight.numel(), tuple(moments))
 
 
-def _numbers(reader: WeightReader) -> Tensor:
-    """The weight's entries in float64, the parts of complex ones along a last axis."""
+def _real(reader: WeightReader) -> Tensor:
+    """The weight, with the parts of complex entries along a last axis."""
     weight = reader.read().detach()
     if weight.is_complex():
-        weight = torch.view_as_real(weight.resolve_conj())
-    return weight.double()
+        return torch.view_as_real(weight.resolve_conj())
+    return weight
 
 
 Partner = Callable[[Unnamed, list[Unnamed], list[Unnamed]], Unnamed | None]
@@ -146,8 +152,8 @@ def _of_like_direction(
     one: Unnamed, may_be: list[Unnamed], rivals: list[Unnamed]
 ) -> Unnamed | None:
     """The weight of the most similar direction, also transposed, if it is similar."""
-    weight = _numbers(one.reader)
-    cosines = [(_cosine(weight, _numbers(other.reader)), other) for other in may_be]
+    weight = _real(one.reader)
+    cosines = [(_cosine(weight, _real(other.reader)), other) for other in may_be]
     cosine, best = max(cosines, key=lambda each: each[0], default=(0.0, None))
     if cosine > LIKE:
         return best
@@ -162,14 +168,22 @@ def _alone(one: Unnamed, may_be: list[Unnamed], rivals: list[Unnamed]) -> Unname
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    """The largest |cosine| of two weights, in the order in which they are or transposed."""
-    size = float(a.norm() * b.norm())
-    if not size or not (a.isfinite().all() and b.isfinite().all()):
+    """The largest |cosine| of two weights, in the order in which they are or transposed. 0 if an
+    entry of them is not finite.
+    """
+    squares = _product(a, a) * _product(b, b)
+    if not 0 < squares < math.inf:
         return 0.0
-    products = [(a.flatten() @ b.flatten()).abs()]
+    products = [abs(_product(a, b))]
     if a.dim() == 2 and a.t().shape == b.shape:
-        products.append((a.t().flatten() @ b.flatten()).abs())
-    return max(float(product) for product in products) / size
+        products.append(abs(_product(a.t(), b)))
+    return max(products) / math.sqrt(squares)
+
+
+def _product(a: Tensor, b: Tensor) -> float:
+    """The sum of the products of entries, in float64, of a part of them at a time."""
+    parts = zip(a.reshape(-1).split(CHUNK), b.reshape(-1).split(CHUNK), strict=True)
+    return sum(float(x.double() @ y.double()) for x, y in parts)
 
 
 def rounded_pairs(

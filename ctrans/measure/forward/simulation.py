@@ -244,7 +244,7 @@ def _in_float64(twin: DescribedModel, tokens: Tensor, **options: Any) -> Solutio
         return twin.trajectory(tokens, **options)
     except (ConfigError, SolveError):
         raise
-    except Exception as error:
+    except Exception as error:  # code of another's map raises what it likes
         raise ConfigError(
             f"it does not run in float64 ({type(error).__name__}: {one_line(error)})"
         ) from error

@@ -106,6 +106,21 @@ def test_frozen_weights_and_those_of_no_group_do_not_count():
     assert not table.requires_grad
 
 
+class Wrapped(torch.optim.Optimizer):
+    """An optimiser around another, as those of Accelerate and DeepSpeed."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+        self.state = optimizer.state
+
+
+def test_the_edge_of_a_wrapped_optimiser_is_that_of_the_one_inside():
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    inner = torch.optim.SGD(weights, lr=RATE, momentum=0.9, nesterov=True)
+    assert stability_of(weights, Wrapped(inner)).edge == stability_of(weights, inner).edge
+
+
 OTHERS = {
     "NAdam": lambda weights: torch.optim.NAdam(weights, lr=RATE),
     "RAdam": lambda weights: torch.optim.RAdam(weights, lr=RATE),
