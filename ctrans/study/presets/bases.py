@@ -28,6 +28,26 @@ XIONG = DEEP | {
     "iterations": 1200,
 }
 """Post-LN's cliff, at one rate: each case at its best rate would hide it."""
+TEXT = {
+    "vocab_size": 8192,
+    "context": 128,
+    "depth": 24,
+    "width": 128,
+    "heads": 4,
+    "iterations": 1500,
+    "warmup": 100,
+    "batch": 8,
+    "eval_every": 250,
+    "eval_windows": 256,
+    "weight_decay": 0.1,
+    "beta2": 0.95,
+    "learning_rate": 3e-3,
+    "dtype": "bfloat16",
+    "compile": True,
+}
+"""The base of `small` for a text of 8,192 tokens (`make text`): as deep as Kim's models, as narrow
+as 6 million weights are.
+"""
 GPT2 = {
     "vocab_size": 50304,
     "context": 1024,

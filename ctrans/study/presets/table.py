@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ctrans.study.presets.bases import DEEP, DIGITS, GPT2, KIM, SMALL, XIONG, XL
+from ctrans.study.presets.bases import DEEP, DIGITS, GPT2, KIM, SMALL, TEXT, XIONG, XL
 from ctrans.study.presets.claim import Contrast
 from ctrans.study.presets.preset import Preset
 
@@ -126,6 +126,61 @@ PRESETS: dict[str, Preset] = {
             "the paper says that a tuned weight decay keeps Pre-LN below exponential growth;"
             " exponents are of the second half"
         ),
+    ),
+    "text": Preset(
+        "trained on a text, Pre-LN's hidden states grow more than Peri-LN's, with the depth and in"
+        " training; dt 0.1 holds both, and Pre-LN ends lower with it; theta is near 1",
+        "Kan et al., arXiv 2510.09904, figure 1 and table 2; Kim et al., arXiv 2502.02732, section"
+        " 4.3; Emadi, section 7",
+        [
+            Contrast(
+                "Pre-LN's last state is larger at dt 1 than at 0.1", PRE | LONG, PRE | SHORT, "size"
+            ),
+            Contrast(
+                "Peri-LN's last state is larger at dt 1 than at 0.1",
+                PERI | LONG,
+                PERI | SHORT,
+                "size",
+            ),
+            Contrast(
+                "at dt 1 Pre-LN's last state is larger than Peri-LN's",
+                PRE | LONG,
+                PERI | LONG,
+                "size",
+            ),
+            Contrast(
+                "Peri-LN's exponent is at most 1 (+ 0.1)",
+                PERI | LONG,
+                figure="growth exponent",
+                beyond=1.1,
+                sign=-1,
+            ),
+            Contrast(
+                "at dt 1 Pre-LN's variance grows more in training",
+                PRE | LONG,
+                PERI | LONG,
+                "variance grown",
+            ),
+            Contrast(
+                "at dt 1 Pre-LN's largest entry grows more beside the median one",
+                PRE | LONG,
+                PERI | LONG,
+                "massive grown",
+            ),
+            Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE | LONG, PRE | SHORT),
+            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", PRE | LONG, PERI | LONG),
+            Contrast("Peri-LN ends lower at dt 0.1 than at 1", PERI | LONG, PERI | SHORT),
+            Contrast(
+                "mean theta of trained Pre-LN is above 0.9", PRE | LONG, figure="theta", beyond=0.9
+            ),
+        ],
+        small=TEXT,
+        paper=XL,
+        vary=LONG_AND_SHORT,
+        seeds=NEW_SEEDS[:3],
+        measure=["moments", "massive", "attention"],
+        notes="`small` is for the text of `make text`: give it with --bin",
+        tasks=("", ""),
     ),
     "kim-learning-rate": Preset(
         "over learning rates Peri-LN's best loss is below Pre-LN's and its loss depends on the rate"
