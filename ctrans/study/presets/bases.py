@@ -34,7 +34,7 @@ TEXT = {
     "depth": 24,
     "width": 128,
     "heads": 4,
-    "iterations": 1500,
+    "iterations": 3000,
     "warmup": 100,
     "batch": 8,
     "eval_every": 250,
