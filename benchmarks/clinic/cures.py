@@ -46,6 +46,7 @@ ADVICE: dict[str, str] = {
     "worse than counting": "restore ends",
     "blocks with equal weights": "nothing",
     "block untrained": "nothing",
+    "weight untrained": "nothing",
     "an edit lowers the loss": "nothing",
     # of the monitor
     "nothing moves": "nothing",

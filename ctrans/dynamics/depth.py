@@ -82,6 +82,13 @@ class Depth(nn.Module):
             x = sublayer.step(x, length)
         return x
 
+    def states(self, x: TokenRows) -> tuple[TokenRows, ...]:
+        """The states of the discrete Transformer: the first, and that after each segment."""
+        states = [x]
+        for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
+            states.append(sublayer.step(states[-1], length))
+        return tuple(states)
+
     @property
     def blocks(self) -> int:
         """D, the number of blocks."""

@@ -100,3 +100,19 @@ def test_a_compiler_leaves_the_recomputation_of_checkpoint_as_it_is(blocks):
     found = [p.grad for p in objective.parameters() if p.grad is not None]
     expected = step(TrainConfig(), architecture, compiled=False)
     torch.testing.assert_close(expected, (loss.detach(), found))
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_one_graph_and_gives_the_same(traced):
+    """Checks within it would end the graph at each of many sublayers."""
+    text = tokens(2, 9) % BLOCKS.vocab_size
+    results = []
+    for compiled in (False, True):
+        objective = Objective(GPT(BLOCKS, seed=0), TrainConfig()).eval()
+        if compiled:
+            compile_objective(objective)
+        results.append(objective(text[:, :-1], text[:, 1:]))
+    assert len(traced) == 1
+    plain, of_graph = results
+    for name in ("total", "first_square", "last_square", "largest", "accuracy"):
+        torch.testing.assert_close(getattr(of_graph, name), getattr(plain, name))

@@ -57,8 +57,8 @@ from ctrans.examine.comparison.part_rounding import (
 from ctrans.examine.comparison.parts import ModelParts, Tails
 from ctrans.examine.comparison.recording import RecordedParts, Recording, parts_beside
 from ctrans.examine.comparison.stages import Stage, stages_of
-from ctrans.examine.comparison.weight_pairs import WeightPair, pairs_of
-from ctrans.examine.comparison.weight_relations import Relation, relation_of
+from ctrans.examine.comparison.weight_pairs import WeightPair, pairs_of, relations_of
+from ctrans.examine.comparison.weight_relations import Relation
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.measure.walk import Model, check_targets, own_loss
 from solvers import ConfigError, SolveError
@@ -399,7 +399,7 @@ def _weight_relations(
     if first is None or second is None:
         return [], []
     pairs, unmatched = pairs_of(first, second, a.part_of(), b.part_of())
-    return [(pair, relation_of(pair.first, pair.second)) for pair in pairs], unmatched
+    return list(zip(pairs, relations_of(pairs), strict=True)), unmatched
 
 
 def _first_order(costates: Sequence[Tensor], k: int, own: Tensor, other: Tensor) -> float:

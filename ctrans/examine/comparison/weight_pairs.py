@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.weights.on_demand import WeightKey, WeightReader, in_memory, readers_of
-from ctrans.examine.comparison.weight_relations import CHUNK, Relation
+from ctrans.examine.comparison.weight_relations import CHUNK, Relation, relation_of
 
 MOMENTS = (1, 2, 4)
 """Powers of |w| whose sums do not depend on the order of a weight's entries, nor on their signs."""
@@ -184,6 +184,18 @@ def _product(a: Tensor, b: Tensor) -> float:
     """The sum of the products of entries, in float64, of a part of them at a time."""
     parts = zip(a.reshape(-1).split(CHUNK), b.reshape(-1).split(CHUNK), strict=True)
     return sum(float(x.double() @ y.double()) for x, y in parts)
+
+
+def relations_of(pairs: Sequence[WeightPair]) -> list[Relation]:
+    """How the second weight of each pair follows from the first, in two models. A weight that does
+    not show it by itself is rounded to a format only if another weight of the model is.
+    """
+    relations = [relation_of(pair.first, pair.second) for pair in pairs]
+    shown = {relation.words for relation in relations if relation.adds and relation.evident}
+    for k, (pair, relation) in enumerate(zip(pairs, relations, strict=True)):
+        if not relation.evident and relation.words not in shown:
+            relations[k] = relation_of(pair.first, pair.second, formats=())
+    return relations
 
 
 def rounded_pairs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,6 +25,10 @@ RelationKind = Literal[
     "not finite",
 ]
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+FEWEST_VALUES = 16
+"""A weight with fewer different sizes of entries does not show to what it was rounded."""
+OFF_CENTRE = 6.0
+"""So many standard deviations the mean of what rounding takes may be from 0."""
 LEVELS = 256
 """The most levels of a row of integers of 8 bits."""
 GROUPS = (128, 64, 32)
@@ -49,31 +53,36 @@ SLIGHT = 0.2
 class Relation:
     """How a weight of the second model follows from that of the first, in words.
 
-    `adds` says that rounding added something to each of the first one's entries.
+    `adds` says that rounding added something to each of the first one's entries, and `evident` that
+    the two weights show so by themselves. Weights of few different entries do not: gains of 1 are
+    what gains near 1 are rounded to, and what they were before a training.
     """
 
     kind: RelationKind
     words: str
     distance: float
     adds: bool = False
+    evident: bool = True
 
 
 @torch.no_grad()
-def relation_of(first: Tensor, second: Tensor) -> Relation:
-    """How the second weight follows from the first."""
+def relation_of(
+    first: Tensor, second: Tensor, formats: Sequence[torch.dtype] = FORMATS
+) -> Relation:
+    """How the second weight follows from the first, perhaps as rounded to one of these formats."""
     if first.is_complex() or second.is_complex():
-        relation = relation_of(_in_two_parts(first), _in_two_parts(second))
+        relation = relation_of(_in_two_parts(first), _in_two_parts(second), formats)
         return replace(relation, adds=False)
     is_equal = first.shape == second.shape and torch.equal(first, second.to(first.dtype))
     if is_equal and torch.equal(second, first.to(second.dtype)):
         return Relation("equal", "equal", 0.0)
-    known_format = _known_format(first.detach(), second.detach())
+    known_format = _known_format(first.detach(), second.detach(), formats)
     if known_format is not None:
         return known_format
     a = first.detach().double()
     b = second.detach().double()
     if a.shape == b.shape and not bool((a.isfinite() & b.isfinite()).all()):
-        return _relation_of_broken(first, second)
+        return _relation_of_broken(first, second, formats)
     if a.shape != b.shape:
         if a.dim() == 2 and a.t().shape == b.shape and _same(a.t(), b):
             return Relation("transposed", "transposed", 0.0)
@@ -85,11 +94,10 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
         b = b / largest
     size = float(a.square().mean().sqrt())
     distance = float((b - a).square().mean().sqrt()) / size if size else float("inf")
-    rounded = ""
     if first.is_floating_point() or second.is_floating_point():
-        rounded = _format_of(first, second, distance)
-    if rounded:
-        return Relation("rounded", f"rounded to {rounded}", distance, adds=True)
+        rounded = _rounded_to(first, second, distance, formats)
+        if rounded is not None:
+            return rounded
     for kind, words, holds in _simple_relations(a, b):
         if holds():
             return Relation(kind, words, distance)
@@ -102,8 +110,8 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
 
 
-def _known_format(first: Tensor, second: Tensor) -> Relation | None:
-    """The relation of two weights of which one is the other rounded to one of `FORMATS`. It makes
+def _known_format(first: Tensor, second: Tensor, formats: Sequence[torch.dtype]) -> Relation | None:
+    """The relation of two weights of which one is the other rounded to one of the formats. It makes
     no copies of large weights in float64.
     """
     if first.shape != second.shape or not first.numel():
@@ -123,13 +131,10 @@ def _known_format(first: Tensor, second: Tensor) -> Relation | None:
     if not SAFE[0] < largest < SAFE[1] or not squares:
         return None
     distance = math.sqrt(squares_of_change / squares)
-    rounded = _number_format_of(first, second, distance)
-    if not rounded:
-        return None
-    return Relation("rounded", f"rounded to {rounded}", distance, adds=True)
+    return _rounded_to_format(first, second, distance, formats)
 
 
-def _relation_of_broken(first: Tensor, second: Tensor) -> Relation:
+def _relation_of_broken(first: Tensor, second: Tensor, formats: Sequence[torch.dtype]) -> Relation:
     """The relation of weights of which some have entries that are nan or inf. Where both have the
     same, it is that of the other entries.
     """
@@ -140,7 +145,8 @@ def _relation_of_broken(first: Tensor, second: Tensor) -> Relation:
     if apart:
         words = f"{apart} of {a.numel()} entries are nan or infinite in one of the two"
         return Relation("not finite", words, float("inf"))
-    return replace(relation_of(a.masked_fill(broken, 0), b.masked_fill(broken, 0)), adds=False)
+    others = relation_of(a.masked_fill(broken, 0), b.masked_fill(broken, 0), formats)
+    return replace(others, adds=False)
 
 
 def _in_two_parts(x: Tensor) -> Tensor:
@@ -171,31 +177,56 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().amax() if b.numel() else 0.0) <= SAME * size and size > 0
 
 
-def _number_format_of(first: Tensor, second: Tensor, distance: float) -> str:
-    """The dtype to which one of the two weights is the other one rounded; "" for none. Entries
-    that are too small for a format, or too large, differ by more than it rounds.
+def _rounded_to_format(
+    first: Tensor, second: Tensor, distance: float, formats: Sequence[torch.dtype]
+) -> Relation | None:
+    """The relation of two weights of which one is the other rounded to one of these formats.
+    Entries that are too small for a format, or too large, differ by more than it rounds.
     """
-    for number_format in FORMATS:
+    for number_format in formats:
         if distance > torch.finfo(number_format).eps:
             continue
         for whole, rounded in ((first, second), (second, first)):
             if torch.equal(whole.to(number_format).to(rounded.dtype), rounded):
-                return str(number_format).removeprefix("torch.")
-    return ""
+                name = str(number_format).removeprefix("torch.")
+                evident = _shows_rounding(whole, rounded, number_format)
+                return Relation("rounded", f"rounded to {name}", distance, True, evident)
+    return None
 
 
-def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
-    """The same, or in words the grid of whole numbers."""
-    number_format = _number_format_of(first, second, distance)
-    if number_format:
-        return number_format
-    if distance > ROUNDED:
-        return ""
+def _shows_rounding(whole: Tensor, rounded: Tensor, number_format: torch.dtype) -> bool:
+    """Whether there are many different entries, with what rounding takes from them: differences
+    that spread evenly from -1/2 to 1/2 of the distance between neighbours of the format. A factor
+    gives them one sign, and a small change leaves them small.
+    """
+    step = max(1, rounded.numel() // CHUNK)
+    values = rounded.flatten()[::step].double()
+    sizes = values.abs()
+    counts = sizes > torch.finfo(number_format).tiny
+    if len(sizes[counts].unique()) < FEWEST_VALUES:
+        return False
+    apart = torch.ldexp(
+        torch.tensor(torch.finfo(number_format).eps, dtype=torch.float64),
+        torch.frexp(sizes[counts]).exponent - 1,
+    )
+    taken = (whole.flatten()[::step].double() - values)[counts] * values[counts].sign() / apart
+    spread = math.sqrt(1 / 12)
+    is_centred = abs(float(taken.mean())) * math.sqrt(len(taken)) < OFF_CENTRE * spread
+    return is_centred and float(taken.std()) > spread / 2
+
+
+def _rounded_to(
+    first: Tensor, second: Tensor, distance: float, formats: Sequence[torch.dtype]
+) -> Relation | None:
+    """The same, or as rounded to a grid of whole numbers."""
+    of_format = _rounded_to_format(first, second, distance, formats)
+    if of_format is not None or distance > ROUNDED:
+        return of_format
     for whole, rounded in ((first, second), (second, first)):
         words = _grid_of(whole.double(), rounded.double())
         if words:
-            return words
-    return ""
+            return Relation("rounded", f"rounded to {words}", distance, adds=True)
+    return None
 
 
 def _grid_of(whole: Tensor, rounded: Tensor) -> str:

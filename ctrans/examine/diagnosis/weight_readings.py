@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from ctrans.base.broken_entries import broken_entries
 from ctrans.dynamics.depth import Depth
-from ctrans.examine.diagnosis.matrix_norms import (
-    divided_chunks,
-    largest_entry,
-    spectral_norm_of,
-    unit_of,
-)
+from ctrans.examine.diagnosis.matrix_norms import largest_entry, spectral_norm_of, unit_of
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.reading import place_of
-from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, untrained_blocks
+from ctrans.examine.diagnosis.untrained import (
+    BLOCK_QUANTITY,
+    WEIGHT_QUANTITY,
+    Excess,
+    excess_of,
+    untrained_blocks,
+    untrained_weights,
+)
 from ctrans.interop.weight_names import BLOCK, place_and_block
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
@@ -31,7 +33,8 @@ OFFERS = (
     "largest gain of a norm",
     "gain outside the depth",
     "blocks with equal matrices",
-    QUANTITY,
+    BLOCK_QUANTITY,
+    WEIGHT_QUANTITY,
 )
 SMALLEST = 16
 """The smaller side of a matrix whose singular values say something."""
@@ -80,7 +83,9 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
                 Reading(float(bad), f"the buffer {name}", figure)
             )
     readings["blocks with equal matrices"] = _equal_matrices(model)
-    readings[QUANTITY] = _untrained_blocks(model)
+    excesses = _excesses(model)
+    readings[BLOCK_QUANTITY] = untrained_blocks(excesses)
+    readings[WEIGHT_QUANTITY] = untrained_weights(excesses)
     sublayer = depth.sublayers[0]
     norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
     if norm is None:
@@ -129,24 +134,20 @@ def _equal_matrices(model: nn.Module) -> list[Reading]:
     return readings
 
 
-def _untrained_blocks(model: nn.Module) -> list[Reading]:
-    """See `ctrans.examine.diagnosis.untrained`; of matrices of floating-point numbers in memory."""
-    excesses: dict[str, dict[int, list[float]]] = {}
+def _excesses(model: nn.Module) -> dict[str, Excess]:
+    """How far each matrix in memory is from what independent draws reach, by name."""
+    excesses = {}
     for name, weight in own_parameters(model):
-        _, block = place_and_block("", name)
-        if block is None or weight.dim() != 2 or weight.is_meta or min(weight.shape) < SMALLEST:
+        if weight.dim() != 2 or weight.is_meta or min(weight.shape) < SMALLEST:
             continue
         if not weight.is_floating_point():  # codes of a quantised matrix
             continue
         largest = largest_entry(weight)
-        if not largest or not math.isfinite(largest):
-            continue
-        unit = unit_of(largest)
-        norm = spectral_norm_of(weight, unit)
-        squares = sum(float(chunk.square().sum()) for chunk in divided_chunks(weight, unit))
-        of_list = excesses.setdefault(list_of(name), {})
-        of_list.setdefault(block, []).append(excess_of(squares / norm**2, weight.shape))
-    return untrained_blocks(excesses)
+        if largest and math.isfinite(largest):
+            unit = unit_of(largest)
+            norm = spectral_norm_of(weight, unit) * unit
+            excesses[name] = excess_of(weight, norm, largest)
+    return excesses
 
 
 def _are_copies(one: Tensor, other: Tensor) -> bool:

@@ -30,7 +30,14 @@ from ctrans.examine.diagnosis.matrix_norms import (
     unit_of,
 )
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
-from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, untrained_blocks
+from ctrans.examine.diagnosis.untrained import (
+    BLOCK_QUANTITY,
+    WEIGHT_QUANTITY,
+    Excess,
+    excess_of,
+    untrained_blocks,
+    untrained_weights,
+)
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.checkpoint_weights import WeightReaders
 from ctrans.interop.promised_weights import why_unlike_config
@@ -78,9 +85,10 @@ def weight_diagnosis(
     read, which `missing` names.
     """
     readings: Readings = {}
-    excesses: dict[str, dict[int, list[float]]] = {}
+    excesses: dict[str, Excess] = {}
     for name, reader in weights.items():
-        for location, block, part in parts_of(name, reader()):
+        for part_name, part in parts_of(name, reader()):
+            location, block = place_and_block(f"the weight {part_name}", part_name)
             # fast; inf also if it overflows
             finite = all(math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in chunks(part))
             bad = 0
@@ -99,9 +107,11 @@ def weight_diagnosis(
                 figures += _gain(part)
             for quantity, value, figure in figures:
                 readings.setdefault(quantity, []).append(Reading(value, location, figure, block))
-                if quantity == "stable rank" and block is not None:
-                    of_list = excesses.setdefault(list_of(name), {})
-                    of_list.setdefault(block, []).append(excess_of(value, part.shape))
+            values = {quantity: value for quantity, value, _ in figures}
+            if "spectral norm" in values:
+                excesses[part_name] = excess_of(
+                    part, values["spectral norm"], values["largest entry of a matrix"]
+                )
         if progress is not None:
             progress(1)
     for name, reader in (buffers or {}).items():
@@ -110,9 +120,11 @@ def weight_diagnosis(
             readings.setdefault(NOT_FINITE, []).append(broken)
         if progress is not None:
             progress(1)
-    untrained = untrained_blocks(excesses)
-    if untrained:
-        readings[QUANTITY] = untrained
+    untrained = {
+        BLOCK_QUANTITY: untrained_blocks(excesses),
+        WEIGHT_QUANTITY: untrained_weights(excesses),
+    }
+    readings |= {quantity: several for quantity, several in untrained.items() if several}
     lacking = incomplete_blocks(weights)
     without = {
         "all that needs a text": (
@@ -167,7 +179,8 @@ def _updates_of(name: str, before: Tensor, after: Tensor) -> Iterator[Reading]:
     if before.shape != after.shape:
         return
     pairs = zip(parts_of(name, before), parts_of(name, after), strict=True)
-    for (location, block, old), (_, _, new) in pairs:
+    for (part_name, old), (_, new) in pairs:
+        location, block = place_and_block(f"the weight {part_name}", part_name)
         moved = 0.0
         size = 0.0
         for old_chunk, new_chunk in zip(chunks(old), chunks(new), strict=True):
@@ -200,7 +213,7 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
     lost = 0
     new = 0
     for quantity, readings in after.items():
-        if quantity in (QUANTITY, LACKING):  # a training is meant to change the first
+        if quantity in (BLOCK_QUANTITY, WEIGHT_QUANTITY, LACKING):  # trainings change the first two
             continue
         old = {reading.place: reading for reading in before.get(quantity, ())}
         name = of_quantity.get(quantity, OTHER_CHANGE)
@@ -228,17 +241,16 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
     return Change(CHANGE_CHECKS.judge(changes), changes, missing)
 
 
-def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
-    """Place, block and numbers of a weight, or of each matrix of a stack, such as experts."""
-    location, block = place_and_block(f"the weight {name}", name)
+def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Name and numbers of a weight, or of each matrix of a stack, such as experts."""
     is_a_stack = weight.dim() == 3 and weight.shape[-1] > KERNEL
     if is_a_stack:
         for i, matrix in enumerate(weight):
-            yield f"{location}[{i}]", block, matrix
+            yield f"{name}[{i}]", matrix
     elif weight.dim() > 2:
-        yield location, block, weight.flatten(1)
+        yield name, weight.flatten(1)
     else:
-        yield location, block, weight
+        yield name, weight
 
 
 def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:

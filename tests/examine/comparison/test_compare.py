@@ -15,8 +15,8 @@ from ctrans.examine.comparison.output_relations import output_relation, relation
 from ctrans.examine.comparison.part_rounding import PartRounding
 from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
-from ctrans.examine.comparison.weight_pairs import pairs_of
-from ctrans.examine.comparison.weight_relations import relation_of
+from ctrans.examine.comparison.weight_pairs import pairs_of, relations_of
+from ctrans.examine.comparison.weight_relations import FORMATS, relation_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from solvers import ConfigError
@@ -366,6 +366,44 @@ def test_what_loses_more_than_rounding_is_no_rounding():
     assert relation_of(weight, of_two_values).kind != "rounded"
     assert relation_of(weight, cut_off).kind != "rounded"
     assert relation_of(small, small.half().float()).kind != "rounded"
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_rounding_shows_where_what_it_takes_is_spread_over_its_cells(number_format):
+    draws = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 64, generator=draws, dtype=torch.float64)
+    rounded = weight.to(number_format).double()
+    assert relation_of(weight, rounded).evident
+    assert relation_of(rounded, weight).evident
+    eps = torch.finfo(number_format).eps
+    for changed in (
+        rounded * (1 + eps / 8),  # a factor
+        rounded * (1 + eps / 100 * torch.randn(64, 64, generator=draws)),  # a small change
+    ):
+        relation = relation_of(rounded, changed)
+        assert (relation.kind, relation.evident) == ("rounded", False)
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_gains_of_one_are_rounded_gains_only_where_the_model_is_rounded(number_format):
+    draws = torch.Generator().manual_seed(0)
+    first = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)).double()
+    with torch.no_grad():
+        eps = torch.finfo(number_format).eps
+        first[1].weight.add_(eps / 5 * torch.randn(32, generator=draws).clamp(-2, 2))
+    forgotten = copy.deepcopy(first)
+    nn.init.ones_(forgotten[1].weight)
+    saved = copy.deepcopy(first).to(torch.bfloat16).double()
+    saved[0].weight.data = first[0].weight.detach().to(number_format).double()
+    saved[1].weight.data = first[1].weight.detach().to(number_format).double()
+
+    def kinds(second):
+        pairs, _ = pairs_of(first, second)
+        return {pair.first_name: each.kind for pair, each in zip(pairs, relations_of(pairs))}
+
+    assert kinds(forgotten)["1.weight"] not in ("equal", "rounded")
+    assert kinds(forgotten)["0.weight"] == "equal"
+    assert kinds(saved)["1.weight"] == "rounded"
 
 
 OUTPUTS = {

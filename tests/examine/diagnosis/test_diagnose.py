@@ -317,6 +317,7 @@ PLANTED = {
         "the weight depth.sublayers.4.field.qkv.weight",
     ),
     "block untrained": (lambda: scaled("pre", one_block_as_drawn), "block 1"),
+    "weight untrained": (lambda: scaled("pre", one_block_as_drawn), "block 1: the weight"),
     "targets are not predicted": (lambda: scaled("pre", trained_gains), "the head"),
     "worse than counting": (
         lambda: scaled("pre", lambda m: (trained_gains(m), m.final_norm.weight.mul_(20))),
