@@ -25,6 +25,8 @@ OUT_OF_REACH = -5e3
 """A score this low is a mask's: half of -10000, the mildest value that libraries add. Weights that
 reach it for a whole column, in each head and layer, have no use of that token either.
 """
+RUN = 3
+"""From this many tokens on, tokens alone of an id that the text has too count as padding."""
 WHOLE_CALL: Callable[..., Any] = F.multi_head_attention_forward
 WHOLE_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
@@ -126,6 +128,8 @@ def hidden_tokens(unread: Unread, ids: Int[Tensor, "batch tokens"] | None = None
     itself_alone = (unread | own).all(-1)
     lifted = reads_all[..., 0] & ~reads_all.all(-2)
     lifted[:, -1] = False  # the last token of a causal text reads all
+    if ids is not None:
+        itself_alone &= ~_of_text(ids, ~hidden_from_others, itself_alone)
     hidden = hidden_from_others & (not_itself | itself_alone | lifted)
     for sequence, token in (hidden_from_others & ~hidden).nonzero().tolist():
         readers = ~reads_all[sequence, :, 0]
@@ -136,6 +140,24 @@ def hidden_tokens(unread: Unread, ids: Int[Tensor, "batch tokens"] | None = None
     for token in range(1, tokens):
         hidden[:, token] |= repeats[:, token] & hidden[:, token - 1]
     return hidden
+
+
+def _of_text(
+    ids: Int[Tensor, "batch tokens"], read: TokenMask, alone: TokenMask
+) -> Bool[Tensor, "batch tokens"]:
+    """The tokens alone that are of an id which other tokens read elsewhere, such as a separator
+    with which a sequence ends: a document of one token. Padding of such an id comes in runs.
+    """
+    if not read.any():
+        return torch.zeros_like(alone)
+    in_text = torch.isin(ids, ids[read])
+    run = alone.clone()
+    for shift in range(1, RUN):
+        run &= alone.roll(shift, -1)
+    in_run = run.clone()
+    for shift in range(1, RUN):
+        in_run |= run.roll(-shift, -1)
+    return in_text & ~in_run
 
 
 def _was_passed_over(

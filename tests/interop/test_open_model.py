@@ -21,6 +21,8 @@ from ctrans.control.segment_check import check_segment
 from ctrans.dynamics.norm import LayerNorm
 from ctrans.examine.screened import as_object
 from ctrans.examine.screening.screen import EFFORTS, screen
+from ctrans.examine.simulated import Simulated
+from ctrans.examine.simulated import measured as simulated_table
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.directory_tokeniser import find_tokeniser
 from ctrans.interop.families import small_model
@@ -32,7 +34,6 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of
 from ctrans.report.picture import pictures
-from ctrans.report.sections import Words
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, SMALL, TEXT, VOCABULARY, inputs, made
@@ -475,9 +476,7 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     text = inputs(model.model)
     simulated = simulate(model, text)
     page = page_of({"simulate": {"command": "simulate", "placements": {"mixed": plain(simulated)}}})
-    remarks = [
-        part.text for chapter in page.chapters for part in chapter.parts if isinstance(part, Words)
-    ]
+    remarks = simulated_table({"mixed": Simulated(simulated)}).reasons["mixed"]
     assert "sublayers differ in their placement: pre/peri, pre" in remarks
     assert pictures(page)["simulate.png"]().startswith(b"\x89PNG")
     checked = check_model(model, text[:1, :2], text[:1, 1:3], thorough=True)

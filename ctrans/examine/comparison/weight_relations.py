@@ -190,7 +190,9 @@ def _rounded_to_format(
             if torch.equal(whole.to(number_format).to(rounded.dtype), rounded):
                 name = str(number_format).removeprefix("torch.")
                 evident = _shows_rounding(whole, rounded, number_format)
-                return Relation("rounded", f"rounded to {name}", distance, True, evident)
+                return Relation(
+                    "rounded", f"rounded to {name}", distance, adds=True, evident=evident
+                )
     return None
 
 

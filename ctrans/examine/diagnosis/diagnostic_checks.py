@@ -361,10 +361,10 @@ MEASURES.add(
         "block like random weights": Measure(
             measured_by="weight_readings",
             formula=(
-                "largest excess over independent draws of the other blocks (their upper median), of"
-                " a block all of whose matrices have less than 1; else 0. The excess of W, m x n, is"
-                " the largest of |W|_2 sqrt(m n)/(|W|_F (sqrt m + sqrt n + 4)) and of the spread of"
-                " the lengths of rows and of columns, over what draws reach"
+                "largest excess over independent draws of the other blocks (their upper median),"
+                " of a block all of whose matrices have less than 1; else 0. The excess of W, m x"
+                " n, is the largest of |W|_2 sqrt(m n)/(|W|_F (sqrt m + sqrt n + 4)) and of the"
+                " spread of the lengths of rows and of columns, over what draws reach"
             ),
             source=(
                 "Davidson & Szarek 2001, theorem II.13; Laurent & Massart 2000, lemma 1: random"
@@ -401,7 +401,7 @@ MEASURES.add(
                 " same role in other blocks (their upper median), of a matrix that has less than 1;"
                 " else 0. Of one outside of the blocks, and like even draws: that of the blocks"
             ),
-            source="as of blocks; Kolmogorov's law, for even draws up to the edge of torch's layers",
+            source="as of blocks; Kolmogorov's law, for even draws to the edge of torch's layers",
             scope="weight",
             checks={
                 "weight untrained": Check(

@@ -44,18 +44,17 @@ class HeadRows(DiagnosticInstrument):
         if attention is None or not isinstance(attention.field, ExposesRows) or not finite(at.x):
             return
         x = attention.given(at.sublayer.given(at.entered))
-        rows = attention.field.probabilities(x).double()
+        rows = attention.field.probabilities(x)
         if rows.shape[-1] < 2:
             return
-        rows = rows.reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
-        if self.kept is None:
-            counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device)
-        else:
-            counted = self.kept
-        counted = counted.reshape(rows.shape[1:3])
-        if not rows.triu(1)[:, counted].any():
-            # the first token of a causal text reads itself alone
-            counted = counted & (counted.cumsum(-1) > 1)
+        readable = readable_tokens(attention.field, x, rows)
+        if self.kept is not None and rows.shape[-1] == rows.shape[-2]:
+            readable = readable & self.kept.unsqueeze(-2).unsqueeze(-2)
+        rows = rows.double().reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
+        # a row that can read one token alone, such as the first of a causal text, has no entropy
+        counted = (readable.sum(-1) > 1).any(-2).reshape(rows.shape[1:3])
+        if self.kept is not None:
+            counted = counted & self.kept.reshape(counted.shape)
         rows = rows[:, counted]
         if not rows.shape[1]:
             return
@@ -109,10 +108,9 @@ class ScoreSpread(DiagnosticInstrument):
     """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each
     layer's median over heads and rows, over the median of the other layers.
 
-    A layer whose scores have the wrong scale stands out. Token j counts for token i if any row
-    reads it, or any row of another token reads one as far away: others are hidden by a mask.
-    Weights that are 0 all the same count as the smallest number of their dtype. With two layers
-    there is no reading.
+    A layer whose scores have the wrong scale stands out. Token j counts for token i if no mask
+    hides it (`readable_tokens`). Weights that are 0 all the same count as the smallest number of
+    their dtype. With two layers there is no reading.
     """
 
     name = "scores"
@@ -129,13 +127,10 @@ class ScoreSpread(DiagnosticInstrument):
             or at.x.shape[-2] < 3
         ):
             return
-        rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
+        x = attention.given(at.sublayer.given(at.entered))
+        rows = attention.field.probabilities(x)
         counted = torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
-        read = rows > 0
-        if self.kept is not None:
-            # the rows of hidden tokens may read all others
-            read = read & self.kept.unsqueeze(-2).unsqueeze(-1)
-        readable = _readable(read)
+        readable = readable_tokens(attention.field, x, rows)
         if self.kept is not None:
             counted &= self.kept.unsqueeze(-2)
         if self.kept is not None and rows.shape[-1] == rows.shape[-2]:
@@ -164,19 +159,15 @@ class ScoreSpread(DiagnosticInstrument):
         return self.found
 
 
-def _readable(read_by_row: Tensor) -> Tensor:
-    """Which tokens each row may read, from those that rows (*batch, heads, tokens, read) do read;
-    see `ScoreSpread`.
+def readable_tokens(field: ExposesRows, x: Tensor, rows: Tensor) -> Tensor:
+    """Which tokens each of the rows (*batch, heads, tokens, read) of attention may read: those that
+    it reads at inputs of 0, where scores are alike, and those that it does read at x. Weights that
+    are 0 all the same, as of scores far apart, are not those of a mask.
     """
-    read = read_by_row.flatten(0, -3).any(0)
-    tokens, others = read.shape
-    if tokens != others:
-        return read
-    places = torch.arange(tokens, device=read.device)
-    distance = places[:, None] - places + tokens - 1
-    at_distance = torch.zeros(2 * tokens - 1, dtype=torch.bool, device=read.device)
-    at_distance[distance[read]] = True
-    return read | at_distance[distance]
+    alike = field.probabilities(torch.zeros_like(x))
+    if alike.shape != rows.shape or not finite(alike):
+        return rows != 0
+    return (alike != 0) | (rows != 0)
 
 
 class ZeroHeads(DiagnosticInstrument):

@@ -23,7 +23,7 @@ from ctrans.examine.diagnosis.untrained import (
     untrained_blocks,
     untrained_weights,
 )
-from ctrans.interop.weight_names import BLOCK, place_and_block
+from ctrans.interop.weight_names import BLOCK
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
 

@@ -399,7 +399,10 @@ def test_gains_of_one_are_rounded_gains_only_where_the_model_is_rounded(number_f
 
     def kinds(second):
         pairs, _ = pairs_of(first, second)
-        return {pair.first_name: each.kind for pair, each in zip(pairs, relations_of(pairs))}
+        return {
+            pair.first_name: each.kind
+            for pair, each in zip(pairs, relations_of(pairs), strict=True)
+        }
 
     assert kinds(forgotten)["1.weight"] not in ("equal", "rounded")
     assert kinds(forgotten)["0.weight"] == "equal"
