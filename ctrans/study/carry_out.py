@@ -30,7 +30,8 @@ class Prospect:
     - `runs`, `left`: all runs by key, and those that are not done yet
     - `names`: the store's keys of the runs that are done, by key
     - `fingerprints`: of the data, by context
-    - `are_present_data`: whether they are those of the data as they are now, as far as known
+    - `are_present_data`: whether they are those of the data as they are now
+    - `unreadable`: why these cannot be read; "" if they can
     - `on_other_data`: how many runs of this study the store has on other data
     """
 
@@ -40,13 +41,19 @@ class Prospect:
     names: dict[str, str]
     fingerprints: Mapping[int, str]
     are_present_data: bool = True
+    unreadable: str = ""
     on_other_data: int = 0
 
     @property
     def remarks(self) -> list[str]:
         """Which data the runs are of, if the store or the study has several."""
         lines = []
-        if not self.are_present_data:
+        if self.unreadable:
+            lines.append(
+                "The study's data cannot be compared with those that it began with, of which these"
+                f" runs are: {self.unreadable}."
+            )
+        elif not self.are_present_data:
             lines.append(
                 "The study's data changed: these runs are of the earlier data. Without --report"
                 " the same command trains on the present data."
@@ -74,7 +81,8 @@ class Prospect:
     def jobs(self) -> list[Job]:
         """The runs that are left as jobs, with populations where they are faster."""
         source = tuple(sorted(self.study.source.items()))
-        return [Job(tuple(group), source) for group in grouped(list(self.left.values()))]
+        groups = map(tuple, grouped(list(self.left.values())))
+        return [Job(group, source, self.fingerprints[group[0].model.context]) for group in groups]
 
 
 def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Prospect:
@@ -97,10 +105,14 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     has_all_stored = _contexts(study) <= stored.keys()
     try:
         present = _with_store(study, store, _fingerprints(study, stored))
-    except ConfigError:
-        if as_begun and has_all_stored:
-            return _with_store(study, store, stored)
-        raise
+    except ConfigError as error:
+        if not (as_begun and has_all_stored):
+            raise
+        described = store.about("description") or {}
+        begun = dataclasses.replace(study, source=described.get("source", study.source))
+        return dataclasses.replace(
+            _with_store(begun, store, stored), are_present_data=False, unreadable=str(error)
+        )
     if as_begun and has_all_stored and not present.names:
         begun = _with_store(study, store, stored)
         if begun.names:

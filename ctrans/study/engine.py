@@ -37,24 +37,33 @@ TRIES = 3
 @dataclasses.dataclass(frozen=True)
 class Job:
     """Runs that are carried out together: one run, or a population. `source` is that of their
-    data.
+    data, with the fingerprint of the data for which the runs are planned.
     """
 
     runs: tuple[PlannedRun, ...]
     source: tuple[tuple[str, str | None], ...]
+    fingerprint: str
 
     def carry_out(self) -> list[RunResult]:
-        """The results of the runs."""
-        data = data_of(self.source, self.runs[0].model.context)
+        """The results of the runs. Raises ConfigError where the source has other data."""
+        data = data_of(self.source, self.runs[0].model.context, self.fingerprint)
         if len(self.runs) == 1:
             return [train_run(self.runs[0], data)]
         return train_population(self.runs, data)
 
 
 @functools.lru_cache(maxsize=8)
-def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
-    """The data. Each process reads them once."""
-    return read_source(dict(source), context)
+def data_of(source: tuple[tuple[str, str | None], ...], context: int, fingerprint: str) -> Data:
+    """The data. Each process reads them once. Raises ConfigError if the fingerprint is not theirs:
+    a file may change while a study runs, or be another one on another machine.
+    """
+    data = read_source(dict(source), context)
+    if not data.matches(fingerprint):
+        raise ConfigError(
+            f"{data.name} has other data than when the study began: bring them back, or start the"
+            " same command again, which trains on the present data"
+        )
+    return data
 
 
 Done = tuple[Job, list[RunResult]]

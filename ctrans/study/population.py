@@ -152,10 +152,15 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
             for run, member in zip(runs, members, strict=True)
         ]
         outcomes = Population(members).carry_out()
-        results = [
-            result_of(run, member, outcome, measures, started)
-            for run, member, outcome, measures in zip(runs, members, outcomes, before, strict=True)
-        ]
+        try:
+            results = [
+                result_of(run, member, outcome, measures, started)
+                for run, member, outcome, measures in zip(
+                    runs, members, outcomes, before, strict=True
+                )
+            ]
+        except SolveError:  # a log lost rows: each single run has its own
+            return [train_run(run, data) for run in runs]
         seconds = (time.process_time() - started) / len(runs)
         return [replace(result, seconds=seconds) for result in results]
 

@@ -64,6 +64,11 @@ def read_study(path: Path) -> Study:
         raise ConfigError(
             f"cases in {str(path)!r} has a value that is no table: write each case as [[cases]]"
         )
+    if "learning_rates" in content and "learning_rate" in content.get("base", {}):
+        raise ConfigError(
+            f"learning_rate in [base] of {str(path)!r} and learning_rates exclude each other: leave"
+            " one out"
+        )
     sources = [key for key in SOURCES if key in content]
     if len(sources) > 1:
         raise ConfigError(

@@ -121,10 +121,16 @@ def result_of(
     started: float,
 ) -> RunResult:
     """The result of a training that ended, with its measures and the processor time since
-    `started`.
+    `started`. Raises SolveError if the log of a finished one lacks steps.
     """
+    curve = curve_of(trained.store.directory)
     after = {}
     if outcome.ending is Ending.FINISHED:
+        if [row["step"] for row in curve] != list(range(run.training.iterations + 1)):
+            raise SolveError(
+                f"the log of the training has {len(curve)} of {run.training.iterations + 1} steps:"
+                f" something removed {str(trained.store.directory)!r} while it ran"
+            )
         after = measured(run.measure, trained.model, trained.data)
     measures = {}
     if run.measure:
@@ -133,7 +139,7 @@ def result_of(
         ending=outcome.ending.value,
         message=outcome.message,
         seconds=time.process_time() - started,
-        curve=curve_of(trained.store.directory),
+        curve=curve,
         environment={
             **environment(trained.processes.device),
             "frequencies_loss": trained.data.frequencies_loss(),

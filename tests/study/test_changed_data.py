@@ -3,13 +3,18 @@ of the others.
 """
 
 import string
+from types import SimpleNamespace
 
 import pytest
 
-from ctrans.study.carry_out import prospect
+from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import open_store
-from ctrans.study.training import RunResult
-from tests.study.helpers import small
+from ctrans.study.engine import data_of
+from ctrans.study.training import RunResult, train_run
+from ctrans.training import log
+from ctrans.training.data import from_text
+from solvers import ConfigError
+from tests.study.helpers import one_by_one, small
 
 EARLIER = 5.0
 LATER = 6.0
@@ -69,4 +74,41 @@ def test_a_report_of_a_study_without_its_data_shows_its_runs(text, tmp_path):
     with open_store(tmp_path) as store:
         finish(prospect(study_of(text), store), store, EARLIER)
         text.unlink()
-        assert reported(text, store) == ({EARLIER}, "")
+        losses, remarks = reported(text, store)
+        assert losses == {EARLIER}
+        assert "book.txt" in remarks
+        assert "cannot be compared" in remarks
+
+
+def test_a_report_names_the_data_of_the_runs_and_not_others_that_are_missing(text, tmp_path):
+    with open_store(tmp_path) as store:
+        plan = prospect(study_of(text), store)
+        carry_out_study(plan, store, one_by_one)
+        other = study_of(text.with_name("gone.txt"))
+        plan = prospect(other, store, as_begun=True)
+        assert plan.study.source["file"] == str(text)
+        assert "gone.txt" in " ".join(plan.remarks)
+
+
+def test_runs_on_data_that_changed_meanwhile_are_not_stored(text, tmp_path):
+    with open_store(tmp_path) as store:
+        plan = prospect(study_of(text), store)
+        text.write_text(string.ascii_uppercase * 40)
+        data_of.cache_clear()
+        with pytest.raises(ConfigError, match="has other data than when the study began"):
+            carry_out_study(plan, store, one_by_one)
+        assert not plan.kept(store)
+
+
+def test_a_training_whose_log_lost_rows_has_failed(text, monkeypatch):
+    (run,) = study_of(text).runs()
+    data = from_text(text.read_bytes(), run.model.context)
+    assert train_run(run, data).ending == "finished"
+
+    def without_its_start(*given):
+        return list(log.read(*given))[2:]
+
+    monkeypatch.setattr("ctrans.study.training.log", SimpleNamespace(read=without_its_start))
+    failed = train_run(run, data)
+    assert failed.ending == "failed"
+    assert "has 3 of 5 steps" in failed.message

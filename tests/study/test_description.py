@@ -138,6 +138,7 @@ WRONG_FILES = {
     "no table": ("cases = [1]", r"\[\[cases\]\]"),
     "both": ('file = "a"\nbin = "b"', "exclude"),
     "a task and a file": ('file = "a"\ntask = "digits"', "file and task"),
+    "one rate and several": ("learning_rates = [1.0]\n[base]\nlearning_rate = 2.0", "exclude"),
     "no number": ("budget = true", "budget"),
     "a date": ("[vary]\ndt = [1979-05-27]", "1979-05-27: give texts"),
     "a number beyond TOML's": (f"learning_rates = [1{400 * '0'}]", "1329 bits"),
