@@ -56,8 +56,9 @@ MEASURES.add(
         "share of the head": _of_parts(formula="the same of the head", detail=True),
         DEFECT: Measure(
             formula=(
-                "|Psi_k(X_k) - Phi_k(X_k)|/|dt v_k|: what the second model's sublayer does"
-                " otherwise on the first one's state, as a share of what it adds"
+                "|dt r'_k(X_k) - dt r_k(X_k)|/|dt r_k(X_k)|: what the second model's sublayer adds"
+                " otherwise on the first one's state, before a norm around the sum; where the next"
+                " state alone shows a change, |Psi_k(X_k) - Phi_k(X_k)|/|Phi_k(X_k)|"
             ),
             unit="relative difference",
             scope="sublayer",
