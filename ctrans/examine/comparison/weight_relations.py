@@ -207,10 +207,8 @@ def _shows_rounding(whole: Tensor, rounded: Tensor, number_format: torch.dtype) 
     counts = sizes > torch.finfo(number_format).tiny
     if len(sizes[counts].unique()) < FEWEST_VALUES:
         return False
-    apart = torch.ldexp(
-        torch.tensor(torch.finfo(number_format).eps, dtype=torch.float64),
-        torch.frexp(sizes[counts]).exponent - 1,
-    )
+    exponents = torch.frexp(sizes[counts]).exponent - 1
+    apart = torch.finfo(number_format).eps * exponents.double().exp2()
     taken = (whole.flatten()[::step].double() - values)[counts] * values[counts].sign() / apart
     spread = math.sqrt(1 / 12)
     is_centred = abs(float(taken.mean())) * math.sqrt(len(taken)) < OFF_CENTRE * spread
