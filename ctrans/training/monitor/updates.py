@@ -150,7 +150,7 @@ def _lost_entries(
             continue
         if torch.finfo(p.dtype).bits < 32:
             is_still = (change == 0).float()
-            moves = (~is_still.bool()).any()
+            moves = (~is_still.bool()).any() * _entries_for_each(p, change)
             still[k] = still.get(k, 0.0) + moves * is_still.sum()
             entries[k] = entries.get(k, 0.0) + moves * is_still.numel()
     return {k: still[k] / entries[k] for k in still}
@@ -276,7 +276,7 @@ def _gradient_ratio(
     corrections = (1 - t.new_tensor(betas) ** t).sqrt()
     counts = dict[int, float]()
     for (k, p, _), part in zip(sampled, g, strict=True):
-        counts[k] = counts.get(k, 0.0) + _shards(p) * part.numel()
+        counts[k] = counts.get(k, 0.0) + _entries_for_each(p, part) * part.numel()
     lengths = _lengths([(k, p) for k, p, _ in sampled], ratios, corrections)
     return {k: length / math.sqrt(counts[k]) for k, length in lengths.items()}
 
@@ -293,9 +293,11 @@ def _sample(tensor: Tensor, stride: int) -> Tensor:
     return local(tensor.detach()).reshape(-1)[::stride].float().contiguous()
 
 
-def _shards(weight: nn.Parameter) -> float:
-    """Over how many processes its entries are spread."""
-    return weight.numel() / max(1, local(weight).numel())
+def _entries_for_each(weight: nn.Parameter, sample: Tensor) -> float:
+    """How many entries of the whole weight, over all processes, each entry of its sample stands
+    for. Sums over samples need this factor: vectors are sampled whole, and would outweigh matrices.
+    """
+    return weight.numel() / max(1, sample.numel())
 
 
 def _placed_gradient(weight: nn.Parameter) -> Tensor:
@@ -317,9 +319,18 @@ def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]
         stride = max(1, math.ceil(sum(p.numel() for p in group) / ENTRIES))
         for p in group:
             if p.dim() > 1:
-                yield k, p, stride
+                yield k, p, _without_common_factor(stride, local(p).numel())
             else:
                 yield k, p, 1
+
+
+def _without_common_factor(stride: int, entries: int) -> int:
+    """The least stride from this one on that has no factor in common with the number of entries: a
+    stride of 64 would read the same few columns of each row of 1024.
+    """
+    while entries and math.gcd(stride, entries) > 1:
+        stride += 1
+    return stride
 
 
 def _lengths(
@@ -328,10 +339,11 @@ def _lengths(
     factors: Tensor | None = None,
 ) -> dict[int, Tensor]:
     """The length of each group's whole weights, from samples of this process, times a factor of
-    each weight.
+    each weight: the root of the sum over weights of n/m |sample|^2 factor^2, of m out of n entries.
     """
     norms = torch.stack(_here(torch._foreach_norm(list(samples))))
-    norms = norms * norms.new_tensor([_shards(p) for _, p in weights]).sqrt()
+    rates = [_entries_for_each(p, part) for (_, p), part in zip(weights, samples, strict=True)]
+    norms = norms * norms.new_tensor(rates).sqrt()
     if factors is not None:
         norms = norms * factors.to(norms)
     counts = Counter(k for k, _ in weights)
