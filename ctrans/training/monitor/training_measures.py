@@ -208,7 +208,9 @@ MEASURES.add(
             live=True,
         ),
         "update_outside": Measure(
-            formula="|W' - W|/|W| of one step, over the weights outside of the depth",
+            formula=(
+                "|W' - W|/|W| of one step, over the weights outside of the depth, of sampled entries"
+            ),
             checks={
                 "embedding updates too large": Check(
                     severity="serious",
@@ -232,7 +234,10 @@ MEASURES.add(
             live=True,
         ),
         "adam_gradient_ratio_outside": Measure(
-            formula="rms of dL/dW over the root of Adam's second moment, outside of the depth",
+            formula=(
+                "rms of dL/dW, with a decay that is added to it, over the root of Adam's second"
+                " moment, outside of the depth, of sampled entries"
+            ),
             live=True,
         ),
         "log_z": Measure(
@@ -395,7 +400,10 @@ MEASURES.add(
             live=True,
         ),
         "decay_share": Measure(
-            formula="|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay",
+            formula=(
+                "|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay; without"
+                " one that is added to the gradient before Adam's moments"
+            ),
             scope="sublayer",
             live=True,
         ),
@@ -419,7 +427,10 @@ MEASURES.add(
             live=True,
         ),
         "adam_gradient_ratio": Measure(
-            formula="rms of dL/dW_k over the root of Adam's second moment, of sampled entries",
+            formula=(
+                "rms of dL/dW_k, with a decay that is added to it, over the root of Adam's second"
+                " moment, of sampled entries"
+            ),
             scope="sublayer",
             checks={
                 "Adam's second moments too small": Check(
