@@ -31,7 +31,7 @@ from ctrans.measure.reductions import (
     sample_rows,
 )
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
-from ctrans.training.monitor.scores import scores_seen
+from ctrans.training.monitor.scores import Scores, scores_seen, weight_ahead
 from ctrans.training.monitor.sites import Site, Sites
 from ctrans.training.monitor.training_measures import TINY, GaugeAt, Scope, measures_of
 
@@ -164,9 +164,9 @@ class PassHooks:
                 self._modes.enter_context(scores_seen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
 
-        def scored(scores: Tensor) -> None:
+        def scored(scores: Scores) -> None:
             if 0 <= at < count:
-                self._measure("head", at, scores)
+                self._scored(at, scores)
 
         def met(k: int, x: Tensor) -> Tensor:
             nonlocal at
@@ -327,10 +327,14 @@ class PassHooks:
         if self._lacks("logit", site.k):
             self._modes.close()  # of an attention that has not ended
             self._modes.enter_context(
-                scores_seen(
-                    partial(self._measure, "head", site.k), partial(self._failed, site.place)
-                )
+                scores_seen(partial(self._scored, site.k), partial(self._failed, site.place))
             )
+
+    def _scored(self, k: int, scores: Scores) -> None:
+        """Measures the scores of an attention, unless the pass has them of an earlier one."""
+        self._measure("head", k, scores.entries)
+        if ("ahead", k) not in self._figures:
+            self._figures["ahead", k] = weight_ahead(*scores)
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """Routing of ctrans's own maps, from their load of a sample of tokens."""

@@ -18,7 +18,7 @@ from ctrans.measure.findings import OURS, Check, record_of
 from ctrans.measure.measures import MEASURES, Chosen, Figures, Measure, MeasureAt, Scope
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.past import Array, Past
-from ctrans.training.monitor.scores import largest_score, row_entropy, weight_ahead
+from ctrans.training.monitor.scores import largest_score, row_entropy
 
 GaugeAt = MeasureAt
 __all__ = [
@@ -209,7 +209,8 @@ MEASURES.add(
         ),
         "update_outside": Measure(
             formula=(
-                "|W' - W|/|W| of one step, over the weights outside of the depth, of sampled entries"
+                "|W' - W|/|W| of one step, over the weights outside of the depth, of sampled"
+                " entries"
             ),
             checks={
                 "embedding updates too large": Check(
@@ -401,8 +402,8 @@ MEASURES.add(
         ),
         "decay_share": Measure(
             formula=(
-                "|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay; without"
-                " one that is added to the gradient before Adam's moments"
+                "|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay;"
+                " without one that is added to the gradient before Adam's moments"
             ),
             scope="sublayer",
             live=True,
@@ -535,16 +536,15 @@ MEASURES.add(
         "ahead": Measure(
             formula=(
                 "share of attention's weight on later tokens, over up to 64 rows of the first"
-                " sequence"
+                " sequence; with sinks, memory keys or a cache 0 behind a causal mask, else unknown"
             ),
             scope="head",
-            compute=weight_ahead,
             live=True,
         ),
         "entropy": Measure(
             formula=(
-                "mean entropy of attention rows over log(number of visible tokens), over up to 64"
-                " rows of the first sequence"
+                "mean entropy of attention rows over log(number of visible keys: tokens, sinks,"
+                " memory), over up to 64 rows of the first sequence"
             ),
             scope="head",
             compute=row_entropy,

@@ -319,7 +319,7 @@ def test_what_a_mask_hides_by_a_finite_number_is_hidden(fill):
     """Megatron's, float16's, that of many models, float32's and torch's."""
     scores, seen = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0)), []
     later = torch.ones(6, 6).triu(1).bool()
-    with scores_seen(seen.append, pytest.fail):
+    with scores_seen(lambda scores: seen.append(scores.entries), pytest.fail):
         scores.masked_fill(later, fill).softmax(-1)
     hidden = scores[0].masked_fill(later, -math.inf)
     assert torch.equal(largest_score(seen[0]), largest_score(hidden))
