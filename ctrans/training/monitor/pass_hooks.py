@@ -307,10 +307,7 @@ class PassHooks:
     def _arrived(self, x: Tensor) -> None:
         """Measures the last state X_K."""
         self._state(len(self.sites.by_depth), x)
-        if x.dim() > 2:
-            self._last = x[:1, :SAMPLE]
-        else:
-            self._last = x[:SAMPLE].unsqueeze(0)
+        self._last = x
 
     def _state(self, k: int, x: Tensor) -> None:
         """Measures X_k, and its distance from X_0."""
@@ -359,15 +356,17 @@ class PassHooks:
         if logits is None:
             return
         with torch.no_grad():
-            self._logits(logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
+            of_sample = logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE]
+            self._logits(of_sample, length(logits.detach(), math.inf))
             for x in arguments:
                 if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2:
                     self._likeliest(logits, x)
                     break
 
-    def _logits(self, logits: Tensor) -> None:
-        self._figures["log_z", 0] = logits.float().logsumexp(-1).mean()
-        self._figures["largest_logit", 0] = length(logits, math.inf)
+    def _logits(self, of_sample: Tensor, largest: Tensor) -> None:
+        # a sample: exponentials of all logits in float32 need as much memory as the loss does
+        self._figures["log_z", 0] = of_sample.float().logsumexp(-1).mean()
+        self._figures["largest_logit", 0] = largest
 
     def _likeliest(self, logits: Tensor, tokens: Tensor) -> None:
         """Compares the likeliest successor of each token with the token and the next one."""
@@ -378,7 +377,7 @@ class PassHooks:
         self._figures["foreseen", 0] = (likeliest[:, :-1] == tokens[:, 1:]).float().mean()
 
     def _logits_of_own_model(self) -> None:
-        """Logits of ctrans's own models, from the last state's sample: training does not call these
+        """Logits of ctrans's own models, from the last state in parts: training does not call these
         models as a whole.
         """
         sites = self.sites
@@ -390,4 +389,15 @@ class PassHooks:
             return  # no process has all weights of the head
         with torch.no_grad():
             weight = next(sites.root.parameters())
-            self._logits(sites.model.head(self._last.to(weight.dtype)).flatten(0, -2))
+            tokens = self._last
+            if tokens.dim() > 2:
+                tokens = tokens.flatten(0, 1)
+            largest = []
+            of_sample = None
+            for part in tokens.to(weight.dtype).split(SAMPLE):
+                logits = sites.model.head(part.unsqueeze(0)).flatten(0, -2)
+                largest.append(length(logits, math.inf))
+                if of_sample is None:
+                    of_sample = logits
+            if of_sample is not None:
+                self._logits(of_sample, torch.stack(largest).max())

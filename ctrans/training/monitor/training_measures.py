@@ -16,6 +16,7 @@ from torch import Tensor
 from ctrans.measure import state_measures
 from ctrans.measure.findings import OURS, Check, record_of
 from ctrans.measure.measures import MEASURES, Chosen, Figures, Measure, MeasureAt, Scope
+from ctrans.measure.reductions import SAMPLE
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.past import Array, Past
 from ctrans.training.monitor.scores import largest_score, row_entropy
@@ -242,7 +243,10 @@ MEASURES.add(
             live=True,
         ),
         "log_z": Measure(
-            formula="mean over tokens of log sum exp(logits)",
+            formula=(
+                f"mean of log sum exp(logits) over the first {SAMPLE} tokens of a step's first"
+                " micro-batch"
+            ),
             checks={
                 "output logits drift": Check(
                     severity="serious",
@@ -262,13 +266,23 @@ MEASURES.add(
             live=True,
         ),
         "largest_logit": Measure(
-            formula="largest |logit|", live=True, title="largest logit", unit="largest |logit|"
+            formula="largest |logit| of a step's first micro-batch",
+            live=True,
+            title="largest logit",
+            unit="largest |logit|",
         ),
         "copied": Measure(
-            formula="share of tokens whose likeliest successor is the token itself", live=True
+            formula=(
+                "share of tokens whose likeliest successor is the token itself, over the first"
+                f" sequences, of {SAMPLE} tokens together or one"
+            ),
+            live=True,
         ),
         "foreseen": Measure(
-            formula="share of tokens whose likeliest successor is the next token of the input",
+            formula=(
+                "share of tokens whose likeliest successor is the next token of the input, over the"
+                f" first sequences, of {SAMPLE} tokens together or one"
+            ),
             checks={
                 "targets leak": Check(
                     severity="serious",
@@ -295,7 +309,11 @@ MEASURES.add(
             live=True,
         ),
         "growth": Measure(
-            formula="p of |X_k - X_0| ~ k^p from the middle of the depth to its end", live=True
+            formula=(
+                "p of |X_k - X_0| ~ k^p from the middle of the depth to its end, at the first"
+                f" {SAMPLE} tokens"
+            ),
+            live=True,
         ),
         "seconds": Measure(formula="time of a step since the last report", live=True),
         "bound_share": Measure(
@@ -476,7 +494,8 @@ MEASURES.add(
         ),
         "routing": Measure(
             formula=(
-                "exp(entropy of experts' shares of tokens, or of first choices)/number of experts"
+                "exp(entropy of experts' shares of tokens)/number of experts, in ctrans's own maps"
+                f" of the first {SAMPLE} tokens, in others of the first choices of all tokens"
             ),
             scope="sublayer",
             checks={
