@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ctrans.measure.backward.curvature import edge
 from ctrans.measure.walk import Model
 from ctrans.training.monitor.sharpness import sharpness
-from ctrans.training.monitor.updates import adam_states, rates_of
+from ctrans.training.monitor.updates import adam_states, innermost, rates_of
 
 Options = Mapping[str, Any]
 """The options of a group of weights."""
@@ -113,7 +113,7 @@ def stability_of(
     """None for an optimiser whose edge is not known, before Adam's first step, and if groups of
     weights differ in more than their rates and decays.
     """
-    name = type(_innermost(optimizer)).__name__
+    name = type(innermost(optimizer)).__name__
     groups = [group for group in optimizer.param_groups if group["params"]]
     if name not in EDGES or not groups:
         return None
@@ -134,13 +134,6 @@ def stability_of(
         [scales[id(weight)] * math.sqrt(relative[id(weight)]) for weight in trained],
         EDGES[name](max(float(group["lr"]) for group in groups), options),
     )
-
-
-def _innermost(optimizer: Any) -> Any:
-    """The optimiser that steps, within those of libraries that wrap it, as Accelerate does."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def over_edge(

@@ -31,7 +31,7 @@ from ctrans.measure.reductions import (
     sample_rows,
 )
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
-from ctrans.training.monitor.scores import scores_seen
+from ctrans.training.monitor.scores import Scores, scores_seen, weight_ahead
 from ctrans.training.monitor.sites import Site, Sites
 from ctrans.training.monitor.training_measures import TINY, GaugeAt, Scope, measures_of
 
@@ -164,9 +164,9 @@ class PassHooks:
                 self._modes.enter_context(scores_seen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
 
-        def scored(scores: Tensor) -> None:
+        def scored(scores: Scores) -> None:
             if 0 <= at < count:
-                self._measure("head", at, scores)
+                self._scored(at, scores)
 
         def met(k: int, x: Tensor) -> Tensor:
             nonlocal at
@@ -307,10 +307,7 @@ class PassHooks:
     def _arrived(self, x: Tensor) -> None:
         """Measures the last state X_K."""
         self._state(len(self.sites.by_depth), x)
-        if x.dim() > 2:
-            self._last = x[:1, :SAMPLE]
-        else:
-            self._last = x[:SAMPLE].unsqueeze(0)
+        self._last = x
 
     def _state(self, k: int, x: Tensor) -> None:
         """Measures X_k, and its distance from X_0."""
@@ -327,10 +324,14 @@ class PassHooks:
         if self._lacks("logit", site.k):
             self._modes.close()  # of an attention that has not ended
             self._modes.enter_context(
-                scores_seen(
-                    partial(self._measure, "head", site.k), partial(self._failed, site.place)
-                )
+                scores_seen(partial(self._scored, site.k), partial(self._failed, site.place))
             )
+
+    def _scored(self, k: int, scores: Scores) -> None:
+        """Measures the scores of an attention, unless the pass has them of an earlier one."""
+        self._measure("head", k, scores.entries)
+        if ("ahead", k) not in self._figures:
+            self._figures["ahead", k] = weight_ahead(*scores)
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """Routing of ctrans's own maps, from their load of a sample of tokens."""
@@ -355,15 +356,17 @@ class PassHooks:
         if logits is None:
             return
         with torch.no_grad():
-            self._logits(logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
+            of_sample = logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE]
+            self._logits(of_sample, length(logits.detach(), math.inf))
             for x in arguments:
                 if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2:
                     self._likeliest(logits, x)
                     break
 
-    def _logits(self, logits: Tensor) -> None:
-        self._figures["log_z", 0] = logits.float().logsumexp(-1).mean()
-        self._figures["largest_logit", 0] = length(logits, math.inf)
+    def _logits(self, of_sample: Tensor, largest: Tensor) -> None:
+        # a sample: exponentials of all logits in float32 need as much memory as the loss does
+        self._figures["log_z", 0] = of_sample.float().logsumexp(-1).mean()
+        self._figures["largest_logit", 0] = largest
 
     def _likeliest(self, logits: Tensor, tokens: Tensor) -> None:
         """Compares the likeliest successor of each token with the token and the next one."""
@@ -374,7 +377,7 @@ class PassHooks:
         self._figures["foreseen", 0] = (likeliest[:, :-1] == tokens[:, 1:]).float().mean()
 
     def _logits_of_own_model(self) -> None:
-        """Logits of ctrans's own models, from the last state's sample: training does not call these
+        """Logits of ctrans's own models, from the last state in parts: training does not call these
         models as a whole.
         """
         sites = self.sites
@@ -386,4 +389,15 @@ class PassHooks:
             return  # no process has all weights of the head
         with torch.no_grad():
             weight = next(sites.root.parameters())
-            self._logits(sites.model.head(self._last.to(weight.dtype)).flatten(0, -2))
+            tokens = self._last
+            if tokens.dim() > 2:
+                tokens = tokens.flatten(0, 1)
+            largest = []
+            of_sample = None
+            for part in tokens.to(weight.dtype).split(SAMPLE):
+                logits = sites.model.head(part.unsqueeze(0)).flatten(0, -2)
+                largest.append(length(logits, math.inf))
+                if of_sample is None:
+                    of_sample = logits
+            if of_sample is not None:
+                self._logits(of_sample, torch.stack(largest).max())

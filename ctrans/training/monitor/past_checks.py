@@ -321,7 +321,8 @@ def leak(past: Past, limits: Limits) -> Sighting | None:
     next token more often than its own, by `margin`; or a causal one names its own token at a share
     above `limit`, with a loss below half of log V. (Tied weights do so before a training too.)
 
-    A model of hidden tokens reads later ones and names its own token: this is no leak.
+    A model of hidden tokens reads later ones and names its own token: this is no leak. Nor is
+    anything known of a model of which nobody knows whether a head reads later tokens.
     """
     _, ahead = past.of("ahead")
     _, copied = past.of("copied")
@@ -329,10 +330,12 @@ def leak(past: Past, limits: Limits) -> Sighting | None:
     count = int(limits["reports"])
     if min(len(ahead), len(copied)) < count:
         return None
-    if ahead[-1].max() > limits["reads"]:
+    if (ahead[-1] > limits["reads"]).any():
         name = "foreseen"
         shares = foreseen
         limit = copied + limits["margin"]
+    elif np.isnan(ahead[-1]).any():
+        return None
     else:
         half_of_guessing = 0.5 * math.log(max(2, past.vocabulary))
         if not past.losses or not past.losses[-1][1] < half_of_guessing:

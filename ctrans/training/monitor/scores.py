@@ -1,7 +1,7 @@
 """Attention scores of any model, from the torch functions that it calls.
 
 While an attention module runs, a mode intercepts `scaled_dot_product_attention`, a softmax over
-scores (.., heads, tokens, tokens), and torch's multi-head attention. It calls them unchanged, and
+scores (.., heads, queries, keys), and torch's multi-head attention. It calls them unchanged, and
 computes the scores of `ROWS` rows of the first sequence once more.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,20 @@ from ctrans.measure.attention.attention_calls import (
 )
 from ctrans.measure.attention.row_entropy import entropy_of_rows
 
-ScoresOf = Callable[..., Tensor | None]
+
+class Scores(NamedTuple):
+    """The scores of an attention in the first sequence.
+
+    - `entries`: (heads, rows, columns) of `ROWS` queries, -inf where a row may not read. Columns
+      are keys: tokens, and whatever else the model lets them read
+    - `queries`: the number of queries, which are tokens
+    """
+
+    entries: Tensor
+    queries: int
+
+
+ScoresOf = Callable[..., Scores | None]
 """The scores of a call with these arguments."""
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
@@ -36,11 +49,10 @@ in size. So a real score below this is taken for masked.
 
 
 def scores_seen(
-    seen: Callable[[Tensor], None], failed: Callable[[Exception], None]
+    seen: Callable[[Scores], None], failed: Callable[[Exception], None]
 ) -> AttentionCalls:
     """Inside, calls `seen` with the scores before the softmax of each attention that torch
-    computes: (heads, rows, tokens), -inf where a row may not read, on the device. `failed` gets an
-    error of it, which must not end the training.
+    computes, on the device. `failed` gets an error of it, which must not end the training.
     """
 
     def look_for(scores_of: ScoresOf) -> Callable[..., None]:
@@ -67,7 +79,8 @@ def largest_score(scores: Tensor) -> Tensor:
 
 def row_entropy(scores: Tensor) -> Tensor:
     """The mean over rows of H(a_i)/log n_i for each head, where H is the entropy of row i's weights
-    and n_i its number of visible tokens. Rows with one visible token do not count.
+    and n_i its number of visible keys: tokens, and sinks or memory keys if there are. Rows with one
+    visible key do not count.
     """
     count = _visible(scores).sum(-1)
     entropy = entropy_of_rows(scores.softmax(-1))
@@ -76,15 +89,27 @@ def row_entropy(scores: Tensor) -> Tensor:
     return share.sum(-1) / several.sum(-1).clamp(min=1)
 
 
-def weight_ahead(scores: Tensor) -> Tensor:
+def weight_ahead(scores: Tensor, queries: int) -> Tensor:
     """The mean over rows i of the sum of a_ij over later tokens j > i, for each head; 0 behind a
     causal mask. Rows without a visible token, as of padding, do not count.
+
+    Where there are more columns than `queries`, nobody knows which ones are tokens: others are
+    sinks, memory keys or a cache. Then it is 0 if no row reads ahead with the tokens as the first
+    columns, or with the tokens as the last ones. Else it is nan, as where there are fewer columns.
     """
-    rows, tokens = scores.shape[-2:]
-    places = torch.linspace(0, tokens - 1, rows, device=scores.device).round()
-    later = torch.arange(tokens, device=scores.device) > places.unsqueeze(-1)
-    reads = _visible(scores).any(-1)
-    share = torch.where(reads, (scores.softmax(-1) * later).sum(-1), 0.0)
+    columns = scores.shape[-1]
+    places = _rows(queries, scores.device).unsqueeze(-1)
+    keys = torch.arange(columns, device=scores.device)
+    visible = _visible(scores)
+    if columns != queries:
+        others = columns - queries
+        if others < 0:
+            return scores.new_full(scores.shape[:-2], math.nan)
+        tokens_first = (visible & (keys > places) & (keys < queries)).any(-1).any(-1)
+        tokens_last = (visible & (keys - others > places)).any(-1).any(-1)
+        return torch.where(tokens_first & tokens_last, math.nan, scores.new_zeros(()))
+    reads = visible.any(-1)
+    share = torch.where(reads, (scores.softmax(-1) * (keys > places)).sum(-1), 0.0)
     return share.sum(-1) / reads.sum(-1).clamp(min=1)
 
 
@@ -93,7 +118,7 @@ def _visible(scores: Tensor) -> Tensor:
     return scores != -math.inf
 
 
-def _of_kernel(*args: Any, **kwargs: Any) -> Tensor | None:
+def _of_kernel(*args: Any, **kwargs: Any) -> Scores | None:
     call = KernelCall(*args, **kwargs)
     if call.query.dim() < 3:
         return None
@@ -108,29 +133,30 @@ def _of_kernel(*args: Any, **kwargs: Any) -> Tensor | None:
     scores = (q[:, rows] @ k.mT).float() * scale
     if call.is_causal:
         later = torch.arange(k.shape[-2], device=q.device) > rows.unsqueeze(-1)
-        return scores.masked_fill(later, -math.inf)
+        return Scores(scores.masked_fill(later, -math.inf), q.shape[-2])
     mask = call.attn_mask
     if mask is None:
-        return scores
+        return Scores(scores, q.shape[-2])
     while mask.dim() > 3:
         mask = mask[0]
     mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])[..., rows, :]
     if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, -math.inf)
-    return _without_hidden(scores + mask.float())
+        return Scores(scores.masked_fill(~mask, -math.inf), q.shape[-2])
+    return Scores(_without_hidden(scores + mask.float()), q.shape[-2])
 
 
-def _of_softmax(*args: Any, **kwargs: Any) -> Tensor | None:
+def _of_softmax(*args: Any, **kwargs: Any) -> Scores | None:
     scores = softmax_input(*args, **kwargs)
     if scores.dim() < 4 or scores.shape[-1] < scores.shape[-2]:
         return None
     first = _first(scores)
-    return _without_hidden(first[:, _rows(first.shape[-2], first.device)].float())
+    queries = first.shape[-2]
+    return Scores(_without_hidden(first[:, _rows(queries, first.device)].float()), queries)
 
 
 def _of_multihead(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> Tensor | None:
+) -> Scores | None:
     """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from
     one matrix.
     """
@@ -177,9 +203,7 @@ SCORES: Mapping[Callable[..., Any], ScoresOf] = {
     **dict.fromkeys(SOFTMAXES, _of_softmax),
     F.multi_head_attention_forward: _of_multihead,
 }
-"""By torch function: the scores (heads, rows, tokens) of the first sequence, or None if the call is
-of another kind.
-"""
+"""By torch function: the scores of the first sequence, or None if the call is of another kind."""
 
 
 def _first(x: Tensor) -> Tensor:

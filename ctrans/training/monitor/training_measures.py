@@ -16,9 +16,10 @@ from torch import Tensor
 from ctrans.measure import state_measures
 from ctrans.measure.findings import OURS, Check, record_of
 from ctrans.measure.measures import MEASURES, Chosen, Figures, Measure, MeasureAt, Scope
+from ctrans.measure.reductions import SAMPLE
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.past import Array, Past
-from ctrans.training.monitor.scores import largest_score, row_entropy, weight_ahead
+from ctrans.training.monitor.scores import largest_score, row_entropy
 
 GaugeAt = MeasureAt
 __all__ = [
@@ -208,7 +209,10 @@ MEASURES.add(
             live=True,
         ),
         "update_outside": Measure(
-            formula="|W' - W|/|W| of one step, over the weights outside of the depth",
+            formula=(
+                "|W' - W|/|W| of one step, over the weights outside of the depth, of sampled"
+                " entries"
+            ),
             checks={
                 "embedding updates too large": Check(
                     severity="serious",
@@ -232,11 +236,17 @@ MEASURES.add(
             live=True,
         ),
         "adam_gradient_ratio_outside": Measure(
-            formula="rms of dL/dW over the root of Adam's second moment, outside of the depth",
+            formula=(
+                "rms of dL/dW, with a decay that is added to it, over the root of Adam's second"
+                " moment, outside of the depth, of sampled entries"
+            ),
             live=True,
         ),
         "log_z": Measure(
-            formula="mean over tokens of log sum exp(logits)",
+            formula=(
+                f"mean of log sum exp(logits) over the first {SAMPLE} tokens of a step's first"
+                " micro-batch"
+            ),
             checks={
                 "output logits drift": Check(
                     severity="serious",
@@ -256,13 +266,23 @@ MEASURES.add(
             live=True,
         ),
         "largest_logit": Measure(
-            formula="largest |logit|", live=True, title="largest logit", unit="largest |logit|"
+            formula="largest |logit| of a step's first micro-batch",
+            live=True,
+            title="largest logit",
+            unit="largest |logit|",
         ),
         "copied": Measure(
-            formula="share of tokens whose likeliest successor is the token itself", live=True
+            formula=(
+                "share of tokens whose likeliest successor is the token itself, over the first"
+                f" sequences, of {SAMPLE} tokens together or one"
+            ),
+            live=True,
         ),
         "foreseen": Measure(
-            formula="share of tokens whose likeliest successor is the next token of the input",
+            formula=(
+                "share of tokens whose likeliest successor is the next token of the input, over the"
+                f" first sequences, of {SAMPLE} tokens together or one"
+            ),
             checks={
                 "targets leak": Check(
                     severity="serious",
@@ -289,7 +309,11 @@ MEASURES.add(
             live=True,
         ),
         "growth": Measure(
-            formula="p of |X_k - X_0| ~ k^p from the middle of the depth to its end", live=True
+            formula=(
+                "p of |X_k - X_0| ~ k^p from the middle of the depth to its end, at the first"
+                f" {SAMPLE} tokens"
+            ),
+            live=True,
         ),
         "seconds": Measure(formula="time of a step since the last report", live=True),
         "bound_share": Measure(
@@ -395,7 +419,10 @@ MEASURES.add(
             live=True,
         ),
         "decay_share": Measure(
-            formula="|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay",
+            formula=(
+                "|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay;"
+                " without one that is added to the gradient before Adam's moments"
+            ),
             scope="sublayer",
             live=True,
         ),
@@ -419,7 +446,10 @@ MEASURES.add(
             live=True,
         ),
         "adam_gradient_ratio": Measure(
-            formula="rms of dL/dW_k over the root of Adam's second moment, of sampled entries",
+            formula=(
+                "rms of dL/dW_k, with a decay that is added to it, over the root of Adam's second"
+                " moment, of sampled entries"
+            ),
             scope="sublayer",
             checks={
                 "Adam's second moments too small": Check(
@@ -464,7 +494,8 @@ MEASURES.add(
         ),
         "routing": Measure(
             formula=(
-                "exp(entropy of experts' shares of tokens, or of first choices)/number of experts"
+                "exp(entropy of experts' shares of tokens)/number of experts, in ctrans's own maps"
+                f" of the first {SAMPLE} tokens, in others of the first choices of all tokens"
             ),
             scope="sublayer",
             checks={
@@ -524,16 +555,15 @@ MEASURES.add(
         "ahead": Measure(
             formula=(
                 "share of attention's weight on later tokens, over up to 64 rows of the first"
-                " sequence"
+                " sequence; with sinks, memory keys or a cache 0 behind a causal mask, else unknown"
             ),
             scope="head",
-            compute=weight_ahead,
             live=True,
         ),
         "entropy": Measure(
             formula=(
-                "mean entropy of attention rows over log(number of visible tokens), over up to 64"
-                " rows of the first sequence"
+                "mean entropy of attention rows over log(number of visible keys: tokens, sinks,"
+                " memory), over up to 64 rows of the first sequence"
             ),
             scope="head",
             compute=row_entropy,

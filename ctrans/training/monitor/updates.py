@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,15 +56,18 @@ class Updates:
         decays: dict[int, float] = {}
         if optimizer is not None:
             states = adam_states(optimizer)
-            rates, decays = rates_of(optimizer)
+            # RAdam's first steps are far shorter than its rate, by design
+            if type(innermost(optimizer)).__name__ != "RAdam":
+                rates, decays = rates_of(optimizer)
         by_group: dict[str, dict[int, Tensor]] = {}
         sampled = [
             (k, p, stride)
             for k, p, stride in _strides(groups)
             if p.grad is not None and not p.grad.is_sparse and id(p) in states
         ]
-        if sampled:
-            by_group["adam_gradient_ratio"] = _gradient_ratio(sampled, states, cut)
+        if optimizer is not None and sampled:
+            known = _with_known_gradients(sampled, states, optimizer)
+            by_group["adam_gradient_ratio"] = _gradient_ratio(known, states, cut)
         before = self.before
         self.before = None
         if before is not None:
@@ -150,7 +153,7 @@ def _lost_entries(
             continue
         if torch.finfo(p.dtype).bits < 32:
             is_still = (change == 0).float()
-            moves = (~is_still.bool()).any()
+            moves = (~is_still.bool()).any() * _entries_for_each(p, change)
             still[k] = still.get(k, 0.0) + moves * is_still.sum()
             entries[k] = entries.get(k, 0.0) + moves * is_still.numel()
     return {k: still[k] / entries[k] for k in still}
@@ -212,9 +215,38 @@ def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, AdamState]:
     }
 
 
+def innermost(optimizer: Any) -> Any:
+    """The optimiser that steps, within those of libraries that wrap it, as Accelerate does."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def coupled_decay(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> float | None:
+    """lambda, where the optimiser adds lambda w to the gradient before it takes its moments, as
+    Adam does; 0 where it decays the weights apart from them, as AdamW does. None if it is unknown.
+    `options` are those of a group of an optimiser with Adam's moments.
+    """
+    decay = float(options.get("weight_decay") or 0.0)
+    kind = innermost(optimizer)
+    if decay == 0:
+        return 0.0
+    if "decoupled_weight_decay" in options:
+        is_decoupled = bool(options["decoupled_weight_decay"])
+    elif hasattr(kind, "adam_w_mode"):  # the FusedAdam of Apex and DeepSpeed
+        is_decoupled = bool(kind.adam_w_mode)
+    elif type(kind).__name__ == "AdamW":
+        is_decoupled = True
+    else:
+        return None
+    if is_decoupled:
+        return 0.0
+    return decay
+
+
 def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[int, float]]:
     """The learning rate of each parameter over the largest one, by id, and this times its weight
-    decay. Nothing if all rates are 0.
+    decay, without a decay that is in Adam's moments. Nothing if all rates are 0.
     """
     groups = {
         id(p): group
@@ -226,9 +258,12 @@ def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[i
     if not largest > 0:
         return {}, {}
     rates = {key: float(group["lr"]) / largest for key, group in groups.items()}
-    decays = {
-        key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()
-    }
+    decays = dict[int, float]()
+    for key, rate in rates.items():
+        group = groups[key]
+        decays[key] = rate * float(group.get("weight_decay") or 0.0)
+        if "betas" in group and coupled_decay(optimizer, group):
+            decays[key] = 0.0
     return rates, decays
 
 
@@ -247,24 +282,58 @@ def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     return figures
 
 
-def _gradient_ratio(
+class _AdamSample(NamedTuple):
+    """A weight of group k, the stride of its sample, and lambda of a decay that is in Adam's
+    moments.
+    """
+
+    k: int
+    weight: nn.Parameter
+    stride: int
+    decay: float
+
+
+def _with_known_gradients(
     sampled: Sequence[tuple[int, nn.Parameter, int]],
     states: Mapping[int, AdamState],
-    cut: Tensor | None,
+    optimizer: torch.optim.Optimizer,
+) -> list[_AdamSample]:
+    """The weights of the groups for which it is known what Adam's moments are of."""
+    decays = [coupled_decay(optimizer, states[id(p)][1]) for _, p, _ in sampled]
+    unknown = {k for (k, _, _), decay in zip(sampled, decays, strict=True) if decay is None}
+    return [
+        _AdamSample(k, p, stride, decay)
+        for (k, p, stride), decay in zip(sampled, decays, strict=True)
+        if decay is not None and k not in unknown
+    ]
+
+
+def _gradient_ratio(
+    sampled: Sequence[_AdamSample], states: Mapping[int, AdamState], cut: Tensor | None
 ) -> dict[int, Tensor]:
-    """rms of g/sqrt(nu) by group, where g is this step's gradient and nu = (beta_2 nu' + (1 -
-    beta_2) g^2)/(1 - beta_2^t).
+    """rms of g/sqrt(nu) by group, where nu = (beta_2 nu' + (1 - beta_2) g^2)/(1 - beta_2^t) and g
+    is what the optimiser takes for this step's gradient: dL/dW, plus lambda W if its decay lambda
+    is coupled.
 
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
     """
-    g = [_sample(_placed_gradient(p), stride) for _, p, stride in sampled]
-    if cut is not None:
-        g = [part * cut.to(part) for part in g]
+    if not sampled:
+        return {}
+    g = []
+    for _, p, stride, decay in sampled:
+        part = _sample(_placed_gradient(p), stride)
+        if cut is not None:
+            part = part * cut.to(part)
+        if states[id(p)][1].get("maximize"):
+            part = -part
+        if decay:
+            part = part + decay * _sample(p, stride)
+        g.append(part)
     moments = []
     betas = []
     steps = []
-    for _, p, stride in sampled:
+    for _, p, stride, _ in sampled:
         state, options = states[id(p)]
         moments.append(_sample(state["exp_avg_sq"], stride))
         betas.append(float(options["betas"][1]))
@@ -275,9 +344,9 @@ def _gradient_ratio(
     t = torch.stack(_here(steps)) + 1
     corrections = (1 - t.new_tensor(betas) ** t).sqrt()
     counts = dict[int, float]()
-    for (k, p, _), part in zip(sampled, g, strict=True):
-        counts[k] = counts.get(k, 0.0) + _shards(p) * part.numel()
-    lengths = _lengths([(k, p) for k, p, _ in sampled], ratios, corrections)
+    for (k, p, _, _), part in zip(sampled, g, strict=True):
+        counts[k] = counts.get(k, 0.0) + _entries_for_each(p, part) * part.numel()
+    lengths = _lengths([(k, p) for k, p, _, _ in sampled], ratios, corrections)
     return {k: length / math.sqrt(counts[k]) for k, length in lengths.items()}
 
 
@@ -293,9 +362,11 @@ def _sample(tensor: Tensor, stride: int) -> Tensor:
     return local(tensor.detach()).reshape(-1)[::stride].float().contiguous()
 
 
-def _shards(weight: nn.Parameter) -> float:
-    """Over how many processes its entries are spread."""
-    return weight.numel() / max(1, local(weight).numel())
+def _entries_for_each(weight: nn.Parameter, sample: Tensor) -> float:
+    """How many entries of the whole weight, over all processes, each entry of its sample stands
+    for. Sums over samples need this factor: vectors are sampled whole, and would outweigh matrices.
+    """
+    return weight.numel() / max(1, sample.numel())
 
 
 def _placed_gradient(weight: nn.Parameter) -> Tensor:
@@ -317,9 +388,18 @@ def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]
         stride = max(1, math.ceil(sum(p.numel() for p in group) / ENTRIES))
         for p in group:
             if p.dim() > 1:
-                yield k, p, stride
+                yield k, p, _without_common_factor(stride, local(p).numel())
             else:
                 yield k, p, 1
+
+
+def _without_common_factor(stride: int, entries: int) -> int:
+    """The least stride from this one on that has no factor in common with the number of entries: a
+    stride of 64 would read the same few columns of each row of 1024.
+    """
+    while entries and math.gcd(stride, entries) > 1:
+        stride += 1
+    return stride
 
 
 def _lengths(
@@ -328,10 +408,11 @@ def _lengths(
     factors: Tensor | None = None,
 ) -> dict[int, Tensor]:
     """The length of each group's whole weights, from samples of this process, times a factor of
-    each weight.
+    each weight: the root of the sum over weights of n/m |sample|^2 factor^2, of m out of n entries.
     """
     norms = torch.stack(_here(torch._foreach_norm(list(samples))))
-    norms = norms * norms.new_tensor([_shards(p) for _, p in weights]).sqrt()
+    rates = [_entries_for_each(p, part) for (_, p), part in zip(weights, samples, strict=True)]
+    norms = norms * norms.new_tensor(rates).sqrt()
     if factors is not None:
         norms = norms * factors.to(norms)
     counts = Counter(k for k, _ in weights)

@@ -77,6 +77,30 @@ def test_states_velocities_and_costates_are_those_of_a_walk(placement):
     assert figures["log_z"] == pytest.approx(float(z.mean()), rel=1e-5)
 
 
+def test_the_largest_logit_is_that_of_all_tokens_and_log_z_of_the_first_256():
+    """Also where the training does not call the model as a whole, as that of ctrans. The last
+    sequence has the largest logits.
+    """
+    config = GPTConfig(vocab_size=40, context=128, depth=1, width=16, heads=2, tied=False)
+    model = GPT(config, seed=2)
+    text = tokens(3, 128)
+    text = text[model(text[:, :-1])[0].abs().amax((1, 2)).argsort()]
+
+    def through_parts():
+        logits = model.head(model.depth(model.embed(text[:, :-1])))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+    whole = reported(model, lambda: model(text[:, :-1], text[:, 1:])[1])
+    in_parts = reported(model, through_parts)
+    logits = model(text[:, :-1])[0].detach().flatten(0, 1)
+    assert logits.abs().max() > logits[:256].abs().max()
+    for figures in (whole, in_parts):
+        assert figures["largest_logit"] == pytest.approx(float(logits.abs().max()), rel=1e-5)
+        assert figures["log_z"] == pytest.approx(float(logits[:256].logsumexp(-1).mean()), rel=1e-5)
+    assert "256 tokens" in GAUGES["log_z"].formula
+    assert "first micro-batch" in GAUGES["largest_logit"].formula
+
+
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "options", [{}, {"softcap": 5.0}, {"positions": "rotary", "kv_heads": 1}, {"window": 3}]
@@ -319,7 +343,7 @@ def test_what_a_mask_hides_by_a_finite_number_is_hidden(fill):
     """Megatron's, float16's, that of many models, float32's and torch's."""
     scores, seen = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0)), []
     later = torch.ones(6, 6).triu(1).bool()
-    with scores_seen(seen.append, pytest.fail):
+    with scores_seen(lambda scores: seen.append(scores.entries), pytest.fail):
         scores.masked_fill(later, fill).softmax(-1)
     hidden = scores[0].masked_fill(later, -math.inf)
     assert torch.equal(largest_score(seen[0]), largest_score(hidden))

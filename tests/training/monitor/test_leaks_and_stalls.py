@@ -2,6 +2,8 @@
 without the fault.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -9,8 +11,8 @@ from ctrans import GPT, GPTConfig
 from ctrans.measure.reductions import SAMPLE
 from ctrans.training.monitor import Monitor
 from ctrans.training.monitor.past import Past
-from ctrans.training.monitor.past_checks import slow
-from ctrans.training.monitor.scores import weight_ahead
+from ctrans.training.monitor.past_checks import leak, slow
+from ctrans.training.monitor.scores import row_entropy, scores_seen, weight_ahead
 from ctrans.training.monitor.updates import Updates
 
 
@@ -164,15 +166,95 @@ def test_the_shares_are_those_of_the_largest_logits():
 
 def test_the_weight_on_later_tokens_is_the_upper_triangle_of_the_softmax():
     scores = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(weight_ahead(scores), scores.softmax(-1).triu(1).sum(-1).mean(-1))
+    assert torch.allclose(weight_ahead(scores, 6), scores.softmax(-1).triu(1).sum(-1).mean(-1))
     hidden = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
-    assert torch.equal(weight_ahead(hidden), torch.zeros(2))
+    assert torch.equal(weight_ahead(hidden, 6), torch.zeros(2))
     # a row of padding reads nothing
     padded = scores.clone()
     padded[:, 0] = -torch.inf
     expected = padded[:, 1:].softmax(-1).triu(2).sum(-1).mean(-1)
-    assert torch.allclose(weight_ahead(padded), expected)
-    assert torch.equal(weight_ahead(torch.full((2, 3, 3), -torch.inf)), torch.zeros(2))
+    assert torch.allclose(weight_ahead(padded, 6), expected)
+    assert torch.equal(weight_ahead(torch.full((2, 3, 3), -torch.inf), 3), torch.zeros(2))
+
+
+def mask_with_others(tokens, others, first, ahead=0):
+    """Which keys each token sees: `others` that are no tokens of the sequence, at one end, and
+    tokens up to `ahead` after its own.
+    """
+    causal = torch.ones(tokens, tokens).tril(ahead).bool()
+    seen_by_all = torch.ones(tokens, others).bool()
+    return torch.cat([seen_by_all, causal] if first == "others" else [causal, seen_by_all], 1)
+
+
+@pytest.mark.parametrize("tokens", [6, 100])
+@pytest.mark.parametrize("others", [1, 3])
+@pytest.mark.parametrize("first", ["tokens", "others"])
+def test_sinks_memory_keys_and_a_cache_are_no_later_tokens(tokens, others, first):
+    """A sink is the last column, memory keys are at either end, and a cache is in front. Of 100
+    tokens, 64 rows are looked at.
+    """
+    scores = torch.randn(1, 2, tokens, tokens + others, generator=torch.Generator().manual_seed(0))
+
+    def ahead(mask):
+        seen = []
+        with scores_seen(seen.append, pytest.fail):
+            scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        return weight_ahead(*seen[0])
+
+    assert torch.equal(ahead(mask_with_others(tokens, others, first)), torch.zeros(2))
+    assert ahead(mask_with_others(tokens, others, first, ahead=4)).isnan().all()
+    assert ahead(torch.ones(tokens, tokens + others).bool()).isnan().all()
+
+
+def test_fewer_keys_than_tokens_are_not_the_tokens():
+    assert weight_ahead(torch.zeros(2, 6, 4), 6).isnan().all()
+
+
+def test_a_sink_is_a_visible_key_of_the_entropy():
+    scores = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
+    scores = scores.masked_fill(~mask_with_others(5, 1, "tokens"), -torch.inf)
+    for head, share in zip(scores, row_entropy(scores), strict=True):
+        shares = []
+        for row in head:
+            keys = row[row > -torch.inf].softmax(0)
+            shares.append(-float((keys * keys.log()).sum()) / math.log(len(keys)))
+        assert float(share) == pytest.approx(sum(shares) / 5, rel=1e-5)
+
+
+def test_a_gpt_with_sinks_reads_no_later_token():
+    model = GPT(
+        GPTConfig(vocab_size=13, context=12, depth=2, width=16, heads=2, sinks=True), seed=0
+    )
+    monitor = Monitor(model, every=1)
+    tokens = torch.randint(0, 13, (4, 12))
+    loss = model(tokens, tokens)[1]
+    loss.backward()
+    monitor.step(loss)
+    assert monitor.past.reports[-1][1]["ahead"] == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("ahead", "gauge"),
+    [
+        ([0.0, 0.0], "copied"),
+        ([math.nan, 0.0], None),
+        ([math.nan, math.nan], None),
+        ([math.nan, 0.3], "foreseen"),
+    ],
+)
+def test_a_model_leaks_only_where_it_is_known_which_tokens_it_reads(ahead, gauge):
+    past = Past(["attention"], [2], 13)
+    shares = {"copied": {"copied": 1.0, "foreseen": 0.2}}.get(
+        gauge, {"copied": 0.95, "foreseen": 1.0 if gauge else 0.9}
+    )
+    for step in range(3):
+        past.losses.append((step, 0.05))
+        past.add(step, {"ahead": ahead, **shares})
+    limits = {"limit": 0.9, "margin": 0.04, "reads": 1e-3, "reports": 3}
+    seen = leak(past, limits)
+    assert (seen is None) == (gauge is None)
+    if gauge is not None:
+        assert seen.value == shares[gauge]
 
 
 @pytest.mark.slow
