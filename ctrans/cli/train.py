@@ -101,6 +101,7 @@ def command(request: TrainRequest) -> None:
             outcome = carry_out(replace(watched, observe=observe), progress)
             watched.watch.end(outcome)
         if first:
+            run.store.check_ours()
             result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
     if first:  # after the run, so that the other processes do not wait
@@ -255,6 +256,7 @@ def _add_depths(
     """Evaluates a finished run at other depths, and writes the result with these losses."""
     depths = request.eval_depth if finished else ()
     losses = losses_at(depths, run)
+    run.store.check_ours()
     result_with_table, page = _with_table({**result, "other_depths": losses})
     write_result(request, run.store.directory, result_with_table, page)
     if not request.quiet:

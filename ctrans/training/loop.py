@@ -238,6 +238,7 @@ class TrainingRun:
     def report(self, row: log.Row) -> None:
         """Adds the row to the log and calls the observer."""
         if self.processes.first:
+            self.store.check_ours()
             log.append(self.store.directory, row)
             self.observe(row)
 

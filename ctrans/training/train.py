@@ -8,11 +8,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -40,6 +40,14 @@ from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 
 
+class Begin(Protocol):
+    """Starts a planned run in its directory, which this process has locked."""
+
+    def __call__(
+        self, *, store: RunDirectory, processes: Processes
+    ) -> tuple[TrainingRun, Progress]: ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """A checked run that can start: its architecture, settings and directory, and the function that
@@ -50,7 +58,7 @@ class Plan:
     config: TrainConfig
     directory: RunDirectory
     parallel: str
-    begin: Callable[[Processes], tuple[TrainingRun, Progress]]
+    begin: Begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +183,7 @@ def plan(
             config.low_rank,
             seed=config.seed,
         )
-    begin = partial(
-        anew, weights, config, tokens, directory, way, source=source, overwrite=overwrite
-    )
+    begin = partial(anew, weights, config, tokens, parallel=way, source=source, overwrite=overwrite)
     return Plan(architecture, config, directory, parallel, begin)
 
 
@@ -208,7 +214,7 @@ def plan_to_resume(
     else:  # the data may have moved; their fingerprint is compared later
         source, tokens = source_of(data, architecture.context)
         state = replace(state, source=source)
-    begin = partial(resumed, state, tokens, store, get_parallel(parallel, state.config))
+    begin = partial(resumed, state, tokens, parallel=get_parallel(parallel, state.config))
     return Plan(architecture, state.config, store, parallel, begin)
 
 
@@ -217,9 +223,10 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
     """Connects the processes, locks the run's directory, and starts the run."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(processes(planned.parallel, device))
+        directory = planned.directory
         if here.first:
-            stack.enter_context(planned.directory.locked())
-        yield planned.begin(here)
+            directory = stack.enter_context(directory.locked())
+        yield planned.begin(store=directory, processes=here)
 
 
 def carry_out_plan(planned: Plan, *, device: str | torch.device, observe: Observer) -> Trained:

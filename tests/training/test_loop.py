@@ -576,6 +576,27 @@ def test_a_run_that_ended_before_its_first_checkpoint_may_be_started_again(tmp_p
     assert [row["step"] for row in log.read(tmp_path)] == list(range(13))
 
 
+def test_a_run_whose_directory_is_replaced_adds_no_row_to_the_log_of_another(tmp_path):
+    directory = tmp_path / "run"
+    with RunDirectory(directory).locked() as store:
+        run, progress = start(directory)
+        run = dataclasses.replace(
+            run, store=store, observe=lambda row: replaced(directory, row["step"])
+        )
+        with pytest.raises(ConfigError, match="is no longer the directory"):
+            carry_out(run, progress)
+    assert [row["step"] for row in log.read(directory)] == [0]
+    assert [row["step"] for row in log.read(tmp_path / "moved")] == [0, 1, 2]
+
+
+def replaced(directory, step):
+    """Moves the run away after step 2, and puts the log of another in its place."""
+    if step == 2:
+        directory.rename(directory.with_name("moved"))
+        directory.mkdir()
+        log.append(directory, {"step": 0})
+
+
 def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):
     carry_out(*start(tmp_path))
     monkeypatch.setattr(Data, "matches", lambda data, fingerprint: True)
