@@ -78,6 +78,8 @@ def command(request: TrainRequest) -> None:
     _check_places(request)
     started = time.perf_counter()
     planned = _plan(request)
+    request = request.as_before(planned.execution)
+    planned = _with_options(planned, request)
     _set_threads(request, planned)
     with begun(planned, get_device(request.device)) as (run, progress):
         first = run.processes.first
@@ -144,15 +146,13 @@ def _plan(request: TrainRequest) -> Plan:
         if {"file", "bin", "task"} & request.typed:
             moved_data = request.source
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
-        planned = plan_to_resume(
+        return plan_to_resume(
             request.out,
             request.typed_options,
             moved_data,
             parallel=request.parallel,
             flags=flags,
         )
-        check_depths(request.eval_depth, planned.architecture, planned.config)
-        return planned
     config = request.settings
     model: GPTConfig | GPT
     if request.origin is None:
@@ -174,12 +174,34 @@ def _plan(request: TrainRequest) -> Plan:
     )
 
 
+def _with_options(planned: Plan, request: TrainRequest) -> Plan:
+    """The plan with this command's options that are no settings. Raises ConfigError for those that
+    this machine cannot do.
+    """
+    if request.use_tensorboard:
+        check_tensorboard()
+    check_depths(request.eval_depth, planned.architecture, planned.config)
+    execution = replace(
+        planned.execution,
+        tensorboard=bool(request.use_tensorboard),
+        eval_depth=request.eval_depth,
+    )
+    return replace(planned, execution=execution)
+
+
 def _set_threads(request: TrainRequest, planned: Plan) -> None:
-    """Sets the number of threads: --threads, or the number that the model and its micro-batch need.
-    A resumed run gets the same number.
+    """Sets the number of threads: --threads, that of the run to resume, or the number that the
+    model and its micro-batch need.
     """
     if request.threads is not None:
         torch.set_num_threads(request.threads)
+        processors = os.cpu_count() or 1
+        if request.threads > processors and "threads" not in request.typed and not request.quiet:
+            say_if_read(
+                f"Note: the run goes on with {request.threads} threads as before, and this machine"
+                f" has {processors} processors. --threads {processors} may be faster, with other"
+                " last bits."
+            )
     elif get_device(request.device).type == "cpu":
         model = planned.architecture
         config = planned.config

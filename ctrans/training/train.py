@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -23,6 +23,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable
 from ctrans.training import log
 from ctrans.training.data_sources import Given, read_source, source_of
+from ctrans.training.execution import UNKNOWN, Execution
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out, unobserved
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, get_device, processes
@@ -40,18 +41,19 @@ from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 
 
+@runtime_checkable
 class Begin(Protocol):
     """Starts a planned run in its directory, which this process has locked."""
 
     def __call__(
-        self, *, store: RunDirectory, processes: Processes
+        self, *, store: RunDirectory, processes: Processes, execution: Execution
     ) -> tuple[TrainingRun, Progress]: ...
 
 
 @dataclass(frozen=True)
 class Plan:
     """A checked run that can start: its architecture, settings and directory, and the function that
-    starts it.
+    starts it. The execution of a resumed run is that of its checkpoint.
     """
 
     architecture: GPTConfig
@@ -59,6 +61,7 @@ class Plan:
     directory: RunDirectory
     parallel: str
     begin: Begin
+    execution: Execution = UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +218,7 @@ def plan_to_resume(
         source, tokens = source_of(data, architecture.context)
         state = replace(state, source=source)
     begin = partial(resumed, state, tokens, parallel=get_parallel(parallel, state.config))
-    return Plan(architecture, state.config, store, parallel, begin)
+    return Plan(architecture, state.config, store, parallel, begin, state.execution)
 
 
 @contextlib.contextmanager
@@ -226,7 +229,13 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
         directory = planned.directory
         if here.first:
             directory = stack.enter_context(directory.locked())
-        yield planned.begin(store=directory, processes=here)
+        execution = replace(
+            planned.execution,
+            threads=torch.get_num_threads(),
+            processes=here.world,
+            device=str(device),
+        )
+        yield planned.begin(store=directory, processes=here, execution=execution)
 
 
 def carry_out_plan(planned: Plan, *, device: str | torch.device, observe: Observer) -> Trained:

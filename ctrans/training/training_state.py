@@ -12,6 +12,7 @@ from typing import Any
 from ctrans.base.given_files import read_json
 from ctrans.base.json_values import is_step
 from ctrans.model.sums import STATE
+from ctrans.training.execution import UNKNOWN, Execution, execution_in
 from ctrans.training.settings import TrainConfig, check_names, from_saved
 from solvers import ConfigError, shown
 
@@ -55,8 +56,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """The train.json of a checkpoint: progress and settings of the run, the source of its data, and
-    their fingerprint.
+    """The train.json of a checkpoint: progress and settings of the run, the source of its data and
+    their fingerprint, and how the run was executed.
 
     `beside` are further files of a watcher, by name, saved next to it.
     """
@@ -65,6 +66,7 @@ class State:
     config: TrainConfig
     source: dict[str, Any]
     fingerprint: str
+    execution: Execution = UNKNOWN
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
@@ -75,8 +77,9 @@ class State:
             (directory / name).write_text(text)
 
 
-SAVED = ("progress", "config", "source", "fingerprint")
-"""The keys of train.json."""
+ESSENTIAL = ("progress", "config", "source", "fingerprint")
+SAVED = (*ESSENTIAL, "execution")
+"""The keys of train.json. The first checkpoints have the essential ones."""
 LOSSES = ("first", "best")
 
 
@@ -87,7 +90,7 @@ def read_state(directory: Path) -> State:
     path = directory / STATE
     content = read_json(path)
     try:
-        progress, settings, source, fingerprint = (content[name] for name in SAVED)
+        progress, settings, source, fingerprint = (content[name] for name in ESSENTIAL)
         if not isinstance(progress, dict) or not isinstance(settings, dict):
             raise TypeError("a table is no mapping")
     except (ValueError, TypeError, KeyError):
@@ -110,7 +113,8 @@ def read_state(directory: Path) -> State:
         raise ConfigError(
             f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file"
         )
-    return State(Progress(**progress), from_saved(settings), source, fingerprint)
+    execution = execution_in(content.get("execution", {}), path)
+    return State(Progress(**progress), from_saved(settings), source, fingerprint, execution)
 
 
 def _is_loss(value: Any) -> bool:
