@@ -181,7 +181,8 @@ class RunDirectory:
                 self.check_ours()
                 remove_checkpoint(temporary)
                 make_room(temporary)
-                self.checkpoints.mkdir(exist_ok=True)  # not the run's directory, if it has gone
+                # a directory that was locked is not made anew, if it has gone
+                self.checkpoints.mkdir(parents=self.lock is None, exist_ok=True)
                 temporary.mkdir()
             if wait is not None:
                 wait()

@@ -39,7 +39,6 @@ def save(store, step, write, *, best, good):
 
 
 def filled(directory, *steps, best=None, good=0):
-    directory.mkdir(exist_ok=True)
     store = RunDirectory(directory)
     for step in steps:
         save(store, step, write, best=best, good=good)
