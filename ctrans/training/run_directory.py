@@ -343,12 +343,12 @@ class RunDirectory:
         if copies:
             fault = f"{str(copies[0])!r} is no link, as after a copy that follows links"
         else:
-            last_damage = damage(self.last)
-            if last_damage is None:
+            last_fault = self._misled() or damage(self.last)
+            if last_fault is None:
                 return self.last
-            if has_a_file_too_many(last_damage):
-                raise ConfigError(last_damage)
-            fault = last_damage
+            if has_a_file_too_many(last_fault):
+                raise ConfigError(last_fault)
+            fault = last_fault
         good = self._newest_whole()
         if good is None:
             raise ConfigError(
@@ -363,6 +363,15 @@ class RunDirectory:
             f" {shlex.quote(str(self.directory / LAST))}"
         )
         raise ConfigError(f"{fault}; to go on from step {good}: {' && '.join(commands)}")
+
+    def _misled(self) -> str | None:
+        """In words that `last` leads out of the run's checkpoints, as an absolute link does in a
+        copy of the run; None if it does not.
+        """
+        place = self.last.resolve()
+        if place.parent == self.checkpoints.resolve():
+            return None
+        return f"{str(self.last)!r} leads to {str(place)!r}, which is no checkpoint of this run"
 
     def _newest_whole(self) -> int | None:
         """The step of the newest checkpoint that is not damaged, or None."""

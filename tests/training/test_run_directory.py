@@ -458,6 +458,27 @@ def test_the_first_checkpoint_of_a_run_needs_no_link_to_be_gone_on_from(tmp_path
     assert store.verified_last() == store.step_directory(0)
 
 
+@pytest.mark.parametrize("place", ["absolute", "relative"])
+def test_a_last_that_leads_to_another_run_is_named_and_the_advice_mends_it(place, tmp_path):
+    filled(tmp_path / "other", 1, 2)
+    store = filled(tmp_path / "run", 1, 2)
+    last = tmp_path / "run" / "last"
+    last.unlink()
+    target = tmp_path / "other" / "checkpoints" / "step-00000002"
+    last.symlink_to(target if place == "absolute" else os.path.relpath(target, last.parent))
+    with pytest.raises(ConfigError, match=r"last' leads to .*other.*no checkpoint of this") as told:
+        store.verified_last()
+    subprocess.run(str(told.value).partition("step 2: ")[2], shell=True, check=True)
+    assert store.verified_last().resolve() == store.step_directory(2)
+
+
+def test_an_absolute_last_within_the_run_is_the_same(tmp_path):
+    store = filled(tmp_path, 1, 2)
+    (tmp_path / "last").unlink()
+    (tmp_path / "last").symlink_to(store.step_directory(2).absolute())
+    assert store.verified_last().resolve() == store.step_directory(2)
+
+
 def test_a_directory_without_a_run_is_named_on_resume(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no run in .*tpyo' to resume"):
         RunDirectory(tmp_path / "tpyo").verified_last()
