@@ -236,17 +236,16 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
 def _result(
     request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float
 ) -> dict[str, Any]:
-    rows = list(log.read(run.store.directory))
-    evaluations = [row for row in rows if "validation_loss" in row]
+    summary = log.summary(log.read(run.store.directory))
+    last_evaluation = summary.last_evaluation
+    curves = dict(summary.curves)
     progress = outcome.progress
-    curves = log.curves(rows)
     as_trained = request.as_trained(run.model.config, run.config)
     options = request.shown(**as_trained)
     if request.resume:  # defaults of other options say nothing about this run
         names = request.typed | as_trained.keys()
         options = {name: value for name, value in options.items() if name in names}
     begins = result_of(request, options, run.processes.device)
-    last_evaluation: Mapping[str, Any] = evaluations[-1] if evaluations else {}
     return {
         **begins,
         "environment": {**begins["environment"], "processes": run.processes.world},

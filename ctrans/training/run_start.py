@@ -10,7 +10,7 @@ from typing import Any
 from ctrans.base.option import defaults_of
 from ctrans.dynamics.fields.tables import takes
 from ctrans.dynamics.residual import RESIDUALS
-from ctrans.model.checkpoint import BEST, CONFIG, load
+from ctrans.model.checkpoint import BEST, CONFIG, digest, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
@@ -59,7 +59,9 @@ def anew(
     else:
         check_free(store)
     check_data(model, config, data, processes)
-    state = State(Progress(), config, dict(source), data.fingerprint(), execution)
+    fingerprint = data.fingerprint()
+    run_name = digest({**asdict(model.config), **asdict(config), "fingerprint": fingerprint})
+    state = State(Progress(), config, dict(source), fingerprint, execution, run_name)
     run = assemble(model, state, data, store, parallel, processes)
     if processes.first:
         with store.changing():
@@ -188,6 +190,9 @@ def resumed(
             f"iterations = {state.config.iterations}, and the run has made {progress.step}: give"
             " more, or start again with --overwrite"
         )
+    if processes.first:
+        # before anything is removed, as checkpoints of the run after one of others
+        log.check_of_run(store.directory, store.checkpoints.name, state.run, progress.first)
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
     if progress.best_step not in store.steps():  # the best checkpoint was damaged

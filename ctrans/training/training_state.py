@@ -59,6 +59,7 @@ class State:
     """The train.json of a checkpoint: progress and settings of the run, the source of its data and
     their fingerprint, and how the run was executed.
 
+    `run` names the run, as the first row of its log does; "" for one of an earlier version.
     `beside` are further files of a watcher, by name, saved next to it.
     """
 
@@ -67,6 +68,7 @@ class State:
     source: dict[str, Any]
     fingerprint: str
     execution: Execution = UNKNOWN
+    run: str = ""
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
@@ -78,7 +80,7 @@ class State:
 
 
 ESSENTIAL = ("progress", "config", "source", "fingerprint")
-SAVED = (*ESSENTIAL, "execution")
+SAVED = (*ESSENTIAL, "execution", "run")
 """The keys of train.json. The first checkpoints have the essential ones."""
 LOSSES = ("first", "best")
 
@@ -114,7 +116,12 @@ def read_state(directory: Path) -> State:
             f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file"
         )
     execution = execution_in(content.get("execution", {}), path)
-    return State(Progress(**progress), from_saved(settings), source, fingerprint, execution)
+    run = content.get("run", "")
+    if not isinstance(run, str):
+        raise ConfigError(
+            f"run = {shown(run)} in {str(path)!r}: give the name of the run, or restore the file"
+        )
+    return State(Progress(**progress), from_saved(settings), source, fingerprint, execution, run)
 
 
 def _is_loss(value: Any) -> bool:
