@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 LONGEST = 100
@@ -14,13 +15,20 @@ def write_durably(path: Path, data: bytes) -> None:
     """Writes the file whole or leaves the old one, and returns when it is on the disk. Raises
     OSError.
     """
+    write_parts_durably(path, [data])
+
+
+def write_parts_durably(path: Path, parts: Iterable[bytes]) -> None:
+    """The same for parts that are made one at a time, as from a file that is too large for memory.
+    An error in making one leaves the old file.
+    """
     # a name that a file may have leaves no room for the dot and the number
     beginning = os.fsdecode(os.fsencode(path.name)[:LONGEST])
     temporary = path.with_name(f".{beginning}.{threading.get_native_id()}")
     temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -21,6 +21,7 @@ from ctrans.measure.measured import Answer, Measured
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.report.files import write_atomic
+from ctrans.report.ownership import SHA256, sha256_of_files
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 
@@ -68,8 +69,10 @@ def command(request: ExportRequest) -> None:
     Hugging Face has two families that fit. Pre-LN blocks with RMSNorm, rotary positions, SwiGLU and
     no bias become Llama, or Granite if dt is not 1 (its residual multiplier is dt). Pre-LN blocks
     with LayerNorm, learned positions, GELU and bias become GPT-2. For any other choice ctrans
-    raises an error that names it. ctrans writes a file whole or not at all, and replaces only an
-    earlier export, unless you give --overwrite. The directory also gets export.json.
+    raises an error that names it. ctrans replaces only an earlier export, unless you give
+    --overwrite. The directory also gets export.json, with the SHA-256 of the files: if another
+    program has changed one, as a fine-tuning does, the file stays. An export that was killed has no
+    config.json, so that nothing reads it.
 
     \b
     ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out run
@@ -118,7 +121,12 @@ def command(request: ExportRequest) -> None:
     end(
         request,
         request.out,
-        result={"family": family, "directory": str(request.out), "files": files},
+        result={
+            "family": family,
+            "directory": str(request.out),
+            "files": files,
+            SHA256: sha256_of_files(request.out, files),
+        },
         measured=Measured(answers=(answer,), notes={"": notes}),
     )
 

@@ -78,6 +78,8 @@ def command(request: TrainRequest) -> None:
     _check_places(request)
     started = time.perf_counter()
     planned = _plan(request)
+    request = request.as_before(planned.execution)
+    planned = _with_options(planned, request)
     _set_threads(request, planned)
     with begun(planned, get_device(request.device)) as (run, progress):
         first = run.processes.first
@@ -101,6 +103,7 @@ def command(request: TrainRequest) -> None:
             outcome = carry_out(replace(watched, observe=observe), progress)
             watched.watch.end(outcome)
         if first:
+            run.store.check_ours()
             result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
     if first:  # after the run, so that the other processes do not wait
@@ -143,15 +146,13 @@ def _plan(request: TrainRequest) -> Plan:
         if {"file", "bin", "task"} & request.typed:
             moved_data = request.source
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
-        planned = plan_to_resume(
+        return plan_to_resume(
             request.out,
             request.typed_options,
             moved_data,
             parallel=request.parallel,
             flags=flags,
         )
-        check_depths(request.eval_depth, planned.architecture, planned.config)
-        return planned
     config = request.settings
     model: GPTConfig | GPT
     if request.origin is None:
@@ -173,12 +174,34 @@ def _plan(request: TrainRequest) -> Plan:
     )
 
 
+def _with_options(planned: Plan, request: TrainRequest) -> Plan:
+    """The plan with this command's options that are no settings. Raises ConfigError for those that
+    this machine cannot do.
+    """
+    if request.use_tensorboard:
+        check_tensorboard()
+    check_depths(request.eval_depth, planned.architecture, planned.config)
+    execution = replace(
+        planned.execution,
+        tensorboard=bool(request.use_tensorboard),
+        eval_depth=request.eval_depth,
+    )
+    return replace(planned, execution=execution)
+
+
 def _set_threads(request: TrainRequest, planned: Plan) -> None:
-    """Sets the number of threads: --threads, or the number that the model and its micro-batch need.
-    A resumed run gets the same number.
+    """Sets the number of threads: --threads, that of the run to resume, or the number that the
+    model and its micro-batch need.
     """
     if request.threads is not None:
         torch.set_num_threads(request.threads)
+        processors = os.cpu_count() or 1
+        if request.threads > processors and "threads" not in request.typed and not request.quiet:
+            say_if_read(
+                f"Note: the run goes on with {request.threads} threads as before, and this machine"
+                f" has {processors} processors. --threads {processors} may be faster, with other"
+                " last bits."
+            )
     elif get_device(request.device).type == "cpu":
         model = planned.architecture
         config = planned.config
@@ -213,17 +236,16 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
 def _result(
     request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float
 ) -> dict[str, Any]:
-    rows = list(log.read(run.store.directory))
-    evaluations = [row for row in rows if "validation_loss" in row]
+    summary = log.summary(log.read(run.store.directory))
+    last_evaluation = summary.last_evaluation
+    curves = dict(summary.curves)
     progress = outcome.progress
-    curves = log.curves(rows)
     as_trained = request.as_trained(run.model.config, run.config)
     options = request.shown(**as_trained)
     if request.resume:  # defaults of other options say nothing about this run
         names = request.typed | as_trained.keys()
         options = {name: value for name, value in options.items() if name in names}
     begins = result_of(request, options, run.processes.device)
-    last_evaluation: Mapping[str, Any] = evaluations[-1] if evaluations else {}
     return {
         **begins,
         "environment": {**begins["environment"], "processes": run.processes.world},
@@ -255,6 +277,7 @@ def _add_depths(
     """Evaluates a finished run at other depths, and writes the result with these losses."""
     depths = request.eval_depth if finished else ()
     losses = losses_at(depths, run)
+    run.store.check_ours()
     result_with_table, page = _with_table({**result, "other_depths": losses})
     write_result(request, run.store.directory, result_with_table, page)
     if not request.quiet:

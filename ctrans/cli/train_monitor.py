@@ -101,7 +101,7 @@ class MonitoredRun(Watcher):
             total=run.config.iterations,
             compiled=run.config.compile,
             clip=run.config.clip,
-            tensorboard=request.use_tensorboard,
+            tensorboard=bool(request.use_tensorboard),
         )
 
     def before_step(

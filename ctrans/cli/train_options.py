@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +12,10 @@ from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
+from ctrans.training.execution import Execution
 from ctrans.training.monitor import REACTIONS
 from ctrans.training.parallel import PARALLEL
+from ctrans.training.processes import number_of_processes
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
@@ -177,13 +179,18 @@ class TrainRequest(OfTraining):
         "CPU threads.",
         group="Device",
         limits=Range(1, max(MOST_THREADS, os.cpu_count() or 1)),
-        default_words="OMP_NUM_THREADS, or by the model's size",
+        default_words="OMP_NUM_THREADS, or by the model's size; as before with --resume",
     )
     eval_depth: tuple[int, ...] = option(
-        (), "Repeatable: also evaluate at this depth, over the same depth-time."
+        (),
+        "Repeatable: also evaluate at this depth, over the same depth-time.",
+        default_words="none, or as before with --resume",
     )
-    use_tensorboard: bool = option(
-        default=False, help="Also write TensorBoard's files to --out.", flags="--tensorboard"
+    use_tensorboard: bool | None = option(
+        None,
+        "Also write TensorBoard's files to --out.",
+        flags="--tensorboard",
+        default_words="no, or as before with --resume",
     )
     monitor: bool | None = option(
         None,
@@ -210,7 +217,12 @@ class TrainRequest(OfTraining):
         choices=dict.fromkeys(REACTIONS),
         default_words="nothing",
     )
-    device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
+    device: str = option(
+        "cpu",
+        "cpu, cuda, cuda:1.",
+        group="Device",
+        default_words="cpu, or as before with --resume",
+    )
 
     common: ClassVar[frozenset[str]] = OfTraining.common | {
         "iterations",
@@ -224,6 +236,24 @@ class TrainRequest(OfTraining):
         "monitor",
     }
     unshown = Request.unshown
+
+    def as_before(self, execution: Execution) -> TrainRequest:
+        """The request to resume a run that was executed so: what the user did not type is as
+        before. With another number of processes, the threads are not.
+        """
+        before = {
+            "device": execution.device,
+            "use_tensorboard": execution.tensorboard,
+            "eval_depth": execution.eval_depth,
+        }
+        if execution.processes == number_of_processes():
+            before["threads"] = execution.threads
+        changes = {
+            name: value
+            for name, value in before.items()
+            if name not in self.typed and value is not None
+        }
+        return replace(self, **changes)
 
     @property
     def typed_options(self) -> dict[str, Any]:

@@ -11,16 +11,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ctrans.base.durable_files import write_durably
+from ctrans.base.durable_files import flush, write_durably
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.hugging_face import load_local
@@ -39,6 +41,8 @@ BEFORE_TRAINING = {"initialisation", "embedding_std"}
 """Settings that act only before training."""
 OF_ROTARY = ("rope_theta", "partial_rotary_factor")
 """Settings of the library that are in `rope_parameters`."""
+EARLIER_CONFIG = f".{CONFIG}.earlier"
+"""The config of an earlier model while its weights are replaced."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Weights = dict[str, Tensor]
@@ -252,8 +256,9 @@ def to_transformers(model: GPT) -> Any:
 
 def write_transformers(model: GPT, directory: str | Path) -> str:
     """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads.
-    Each file is written completely or not at all. Then the index and the shards of an earlier model
-    in the directory are removed.
+    Each file is written completely or not at all. If a kill comes between the two, the directory
+    has no config.json, and nothing reads it as a model. Then the index and the shards of an earlier
+    model in the directory are removed.
 
     Returns the family's name. Raises ConfigError for a model without a counterpart, and if writing
     fails.
@@ -263,9 +268,11 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_durably(directory / WEIGHTS, safetensors_bytes(weights, {"format": "pt"}))
+        with _without_config(directory):
+            write_durably(directory / WEIGHTS, safetensors_bytes(weights, {"format": "pt"}))
         settings = json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n"
         write_durably(directory / CONFIG, settings.encode())
+        (directory / EARLIER_CONFIG).unlink(missing_ok=True)
         for path in sharded_files(directory):
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -273,6 +280,25 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
             f"cannot write a model to {str(directory)!r}: {error.strerror or error}"
         ) from None
     return target.family
+
+
+@contextlib.contextmanager
+def _without_config(directory: Path) -> Iterator[None]:
+    """Sets an earlier model's config aside, since weights with the config of others are another
+    model. If the weights cannot be written, the config comes back.
+    """
+    config = directory / CONFIG
+    aside = directory / EARLIER_CONFIG
+    is_there = os.path.lexists(config)
+    if is_there:
+        os.replace(config, aside)
+        flush(directory)
+    try:
+        yield
+    except OSError:
+        if is_there:
+            os.replace(aside, config)
+        raise
 
 
 def _written(model: GPT) -> tuple[Target, Any, Weights]:

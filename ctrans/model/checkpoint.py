@@ -307,9 +307,13 @@ def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
                 f" {expected}"
             )
     dtype = functools.reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
-    parameters = {name: nn.Parameter(weight.to(dtype)) for name, weight in weights.items()}
+    tensors = {}
+    for name, weight in weights.items():
+        tensors[name] = weight.to(dtype)
+        if name in first:  # all others are buffers, which nothing trains
+            tensors[name] = nn.Parameter(tensors[name])
     # one Parameter under all its names stays shared
-    state = {name: parameters[first.get(name, name)] for name in model.state_dict()}
+    state = {name: tensors[first.get(name, name)] for name in model.state_dict()}
     model.load_state_dict(state, assign=True)
     return model
 

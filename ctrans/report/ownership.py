@@ -2,16 +2,19 @@
 
 Two kinds stay also with --overwrite: what the command reads, and the checkpoints of training runs.
 Every command asks here before it computes. What a file is, its first bytes say; a picture is ours
-where the result that it belongs to is.
+where the result that it belongs to is. Any other file of a result, as a model's weights, is ours if
+the result has its SHA-256: another program may write a file of that name beside the result.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ctrans.base.given_files import read_json
 from ctrans.model.sums import SUMS, checkpoint_of
 from ctrans.report.files import takes_data
 from solvers import ConfigError
@@ -27,9 +30,11 @@ OWN = {
 }
 """How files that ctrans wrote begin, by suffix."""
 SAYS_ITSELF = (".csv", ".html")
-"""Files of a result that are known by their own bytes, also beside an earlier result. A result's
-other files, such as a model's config.json, are known by the result.
-"""
+"""Files of a result that are known by their own bytes, also beside an earlier result."""
+PICTURES = (".png", ".svg")
+"""Files that are known by the result beside them."""
+SHA256 = "sha256"
+"""The key of a result for the SHA-256 of its other files, by their names."""
 
 
 def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
@@ -60,7 +65,8 @@ def check_result(
     inputs: Sequence[Path] = (),
 ) -> None:
     """Raises ConfigError unless a result of this command may be written to the directory: files of
-    these names exist only beside an earlier result of the command, and are none of the `inputs`.
+    these names exist only beside an earlier result of the command that wrote them, and are none of
+    the `inputs`.
     """
     result = directory / f"{command}.json"
     has_earlier_result = result.is_file() and _is_own(result)
@@ -72,12 +78,41 @@ def check_result(
         if path.suffix in SAYS_ITSELF:
             check_replaceable(path, overwrite=overwrite, inputs=inputs)
             continue
-        _check_no_input(path, inputs, is_own=has_earlier_result)
-        if not (overwrite or result.is_file()):
+        is_own = has_earlier_result and (path.suffix in PICTURES or _is_recorded(path, result))
+        _check_no_input(path, inputs, is_own=is_own)
+        if overwrite or is_own:
+            continue
+        if has_earlier_result:
             raise ConfigError(
-                f"{str(path)!r} exists, and no {command}.json of ctrans is beside it: choose"
-                " another place, or replace it with --overwrite"
+                f"{str(path)!r} is not the file that {result.name} beside it names: something else"
+                " wrote it, or a killed command. Choose another place, or replace it with"
+                " --overwrite"
             )
+        raise ConfigError(
+            f"{str(path)!r} exists, and no {result.name} of ctrans is beside it: choose"
+            " another place, or replace it with --overwrite"
+        )
+
+
+def sha256_of_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of each of these files, by name, as a result has it."""
+    return {name: _sha256(directory / name) for name in names}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_recorded(path: Path, result: Path) -> bool:
+    """Whether the result names this file with its SHA-256. A result of an earlier version of ctrans
+    has none.
+    """
+    try:
+        recorded = read_json(result)[SHA256][path.name]
+        return bool(recorded == _sha256(path))
+    except (OSError, ConfigError, LookupError, TypeError):
+        return False
 
 
 def check_no_checkpoint(path: Path) -> None:

@@ -29,11 +29,13 @@ from ctrans.study.description import PlannedRun
 from ctrans.study.finished import Finished, Row, finished_of, planned_run, row_of
 from ctrans.study.run_key import run_key
 from ctrans.study.training import FAILED, RunResult
-from ctrans.training.run_directory import lock
+from ctrans.training.directory_lock import DirectoryLock, locked
 from solvers import ConfigError
 
 FILE = "study.sqlite"
 LOCK = ".study.lock"
+WAY_ON = "its runs are kept where it is now, so give the same command again with that --out"
+"""The advice for a study whose directory was moved away."""
 BESIDE = ("-wal", "-journal", "-shm")
 """Ends of the names of files that SQLite keeps beside its own."""
 STORE_FILES = (FILE, LOCK, *(FILE + end for end in BESIDE))
@@ -41,12 +43,23 @@ STORE_FILES = (FILE, LOCK, *(FILE + end for end in BESIDE))
 
 
 class Store:
-    """An open study file. Use `open_store`. `damaged` has a line for each row that it left out."""
+    """An open study file. Use `open_store`. `damaged` has a line for each row that it left out.
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, damaged: Sequence[str] = ()):
+    What writes raises ConfigError, and writes nothing, if the directory is no longer the one that
+    `lock` locked.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        damaged: Sequence[str] = (),
+        lock: DirectoryLock | None = None,
+    ):
         self.connection = connection
         self.path = path
         self.damaged = damaged
+        self._lock = lock
 
     def about(self, name: str) -> Any:
         """The value of that name, or None."""
@@ -57,6 +70,7 @@ class Store:
 
     def tell(self, name: str, value: Any) -> None:
         """Stores a JSON value under that name."""
+        self._check_ours()
         with self.connection:
             self.connection.execute("DELETE FROM about WHERE name = ?", (name,))
             put_row(self.connection, "about", {"name": name, "value": json.dumps(value)})
@@ -121,11 +135,16 @@ class Store:
 
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
         """Adds the rows of runs in one transaction."""
+        self._check_ours()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with self.connection:
             for key, run, result in done:
                 row = row_of(Finished(key, run, result, commit, now))
                 put_row(self.connection, "runs", row)
+
+    def _check_ours(self) -> None:
+        if self._lock is not None:
+            self._lock.check_held()
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
         """All stored runs, or those with these keys, in the order in which they ended."""
@@ -167,13 +186,13 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
     of it is damaged, or the disk fails.
     """
     path = directory / FILE
+    lock: DirectoryLock | None = None
     with ExitStack() as stack:
         try:
             if write:
                 directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(
-                    lock(directory / LOCK, f"works on the study in {str(directory)!r}")
-                )
+                activity = f"works on the study in {str(directory)!r}"
+                lock = stack.enter_context(locked(directory / LOCK, activity, WAY_ON))
             elif not path.is_file():
                 raise ConfigError(
                     f"there is no {FILE} in {str(directory)!r}: give the --out of a study"
@@ -192,9 +211,9 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
                 connection.backup(memory)
                 connection = memory
             damaged = prepare(connection, write=write)
-            store = Store(connection, path, [_damage(table, row) for table, row in damaged])
-            if write:
-                stack.callback(_merge_wal, connection)
+            store = Store(connection, path, [_damage(table, row) for table, row in damaged], lock)
+            if lock is not None:
+                stack.callback(_merge_wal, connection, lock)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
         except OSError as error:
@@ -228,7 +247,10 @@ def _damage(table: str, row: Row) -> str:
     return f"{FILE} is damaged: a run is left out, and ctrans study does it again: {run}"
 
 
-def _merge_wal(connection: sqlite3.Connection) -> None:
-    """Merges the WAL into the file, unless another process reads it."""
-    with suppress(sqlite3.DatabaseError):
+def _merge_wal(connection: sqlite3.Connection, lock: DirectoryLock) -> None:
+    """Merges the WAL into the file, unless another process reads it, or the WAL at its path is one
+    of others.
+    """
+    with suppress(sqlite3.DatabaseError, ConfigError):
+        lock.check_held()
         connection.execute("PRAGMA journal_mode = DELETE")

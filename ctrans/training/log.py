@@ -1,19 +1,23 @@
 """The log of a run: one JSON object per line for each iteration, for changed settings of a resumed
-run, and for divergence.
+run, and for divergence. The first row names the run, so that its checkpoints know their log.
+
+A log may be larger than memory: what reads it reads a row at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrans.base.durable_files import write_durably
+from ctrans.base.durable_files import write_parts_durably
 from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
@@ -31,6 +35,8 @@ RESULTS = (RESULT, "loss.png")
 RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
 MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
+RUN = "run"
+"""The key of the first row with the run's `State.run`."""
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -38,6 +44,39 @@ SMOOTH = 100
 ITERATION = {"training": "loss", "learning_rate": "learning_rate", "gradient_norm": "gradient_norm"}
 EVALUATION = {"validation": "validation_loss", "growth": "growth", "largest": "largest"}
 """The curves of iterations and of evaluations, by name, and their figures in rows."""
+
+
+class RunLog:
+    """The log to which a run adds its rows. It warns once if rows that it added are lost, as after
+    a removal or a rotation of the file.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self._length = 0
+        self._warned = False
+
+    def append(self, row: Row) -> None:
+        """Adds a row. Raises ConfigError, and adds nothing, if it cannot write."""
+        path = self.directory / LOG
+        if _size(path) < self._length and not self._warned:
+            self._warned = True
+            LOGGER.warning(
+                "%r was removed or cut while the run goes on: the log, its curves and train.json"
+                " lack rows before step %d",
+                str(path),
+                row["step"],
+            )
+        append(self.directory, row)
+        self._length = _size(path)
+
+
+def _size(path: Path) -> int:
+    """The size of a file in bytes; 0 for one that is missing."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def append(directory: Path, row: Row) -> None:
@@ -49,10 +88,7 @@ def append_line(path: Path, value: Any, advice: str) -> None:
     """Adds a line of JSON to a file, with inf and nan as texts. Raises ConfigError with the advice,
     and adds nothing, if it cannot write.
     """
-    if path.exists():
-        length = path.stat().st_size
-    else:
-        length = 0
+    length = _size(path)
     with writing(path, advice):
         try:
             with path.open("a") as file:
@@ -81,26 +117,77 @@ def read(directory: Path) -> Iterator[Row]:
         yield from (row for row in _rows(path) if row is not None)
 
 
-def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
+Curves = dict[str, list[tuple[float, float]]]
+"""(step, value) pairs for each figure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a run's result has of its log: its curves, and the row of its last evaluation."""
+
+    curves: Curves
+    last_evaluation: Row
+
+
+def summary(rows: Iterable[Row]) -> Summary:
+    """The summary of rows, which are read once and not kept."""
+    iterations = {key: array("d") for key in ("step", *ITERATION.values())}
+    evaluations: Curves = {name: [] for name in EVALUATION}
+    last_evaluation: Row = {}
+    for row in rows:
+        if row.keys() >= set(ITERATION.values()):
+            for key, values in iterations.items():
+                values.append(float(row[key]))
+        if row.keys() >= set(EVALUATION.values()):
+            for name, key in EVALUATION.items():
+                evaluations[name].append((float(row["step"]), float(row[key])))
+        if "validation_loss" in row:
+            last_evaluation = row
+    means = {key: _means(values) for key, values in iterations.items()}
+    pairs = {
+        name: list(zip(means["step"], means[key], strict=True)) for name, key in ITERATION.items()
+    }
+    return Summary({**pairs, **evaluations}, last_evaluation)
+
+
+def curves(rows: Iterable[Row]) -> Curves:
     """(step, value) pairs for each figure. Those of iterations are means over about `SMOOTH`
     stretches of equal length.
     """
-    rows = list(rows)
-    iterations = [row for row in rows if row.keys() >= set(ITERATION.values())]
-    evaluations = [row for row in rows if row.keys() >= set(EVALUATION.values())]
-    length = max(1, len(iterations) // SMOOTH)
-    starts = range(0, len(iterations) - length + 1, length)
-    stretches = [iterations[start : start + length] for start in starts]
-    pairs = {}
-    for name, key in ITERATION.items():
-        pairs[name] = [(_mean(stretch, "step"), _mean(stretch, key)) for stretch in stretches]
-    for name, key in EVALUATION.items():
-        pairs[name] = [(float(row["step"]), float(row[key])) for row in evaluations]
-    return pairs
+    return summary(rows).curves
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return sum(float(row[name]) for row in rows) / len(rows)
+def _means(values: Sequence[float]) -> list[float]:
+    length = max(1, len(values) // SMOOTH)
+    starts = range(0, len(values) - length + 1, length)
+    return [sum(values[start : start + length]) / length for start in starts]
+
+
+def check_of_run(directory: Path, generation: str, run: str, first: float | None) -> None:
+    """Raises ConfigError if the log is of another run than the checkpoint in this directory of
+    checkpoints, whose `run` and `first` validation loss are given.
+
+    A log without its first row is said to lack rows when it is cut.
+    """
+    path = directory / LOG
+    if LOG in _set_aside(directory, generation):
+        path = directory / _aside(generation, LOG)
+    if not path.exists():
+        return
+    row = next(iter(_rows(path)), None) or {}
+    if row.get("step") != 0 or "validation_loss" not in row:
+        return
+    of_log = row.get(RUN)
+    if run and of_log is not None:
+        is_of_run = of_log == run
+    else:  # of an earlier version
+        is_of_run = row["validation_loss"] == first
+    if not is_of_run:
+        raise ConfigError(
+            f"{str(path)!r} is the log of another run than the checkpoint: their first validation"
+            f" losses are {row['validation_loss']} and {first}, or their settings differ. Put back"
+            " the one that belongs here, or move the log away to go on without its rows"
+        )
 
 
 def unsaved(directory: Path) -> bool:
@@ -112,15 +199,10 @@ def cut(directory: Path, step: int) -> None:
     """Removes the rows after the checkpoint of that iteration, and says if rows before it are
     missing. Raises ConfigError, and changes nothing, if it cannot write.
     """
-    rows_before = [
-        row
-        for row in read(directory)
-        if row["step"] < step or (row["step"] == step and "settings" not in row)
-    ]
-    last_step = max((row["step"] for row in rows_before), default=None)
-    text = "".join(json.dumps(row) + "\n" for row in rows_before if "diverged" not in row)
+    kept = _Kept(step)
     with writing(directory / LOG, RESUME):
-        write_durably(directory / LOG, text.encode())
+        write_parts_durably(directory / LOG, kept.lines(directory / LOG))
+    last_step = kept.last_step
     if last_step is None and step > 0:
         LOGGER.warning(
             "%r had no rows, and the run continues from step %d: the log, its curves and train.json"
@@ -136,6 +218,42 @@ def cut(directory: Path, step: int) -> None:
             last_step,
             step,
         )
+    if kept.missing:
+        LOGGER.warning(
+            "%r lacks %d of the rows before step %d: so do its curves and train.json",
+            str(directory / LOG),
+            kept.missing,
+            last_step,
+        )
+
+
+class _Kept:
+    """The lines of a log that a run keeps when it continues from a step. After they were read,
+    `last_step` is that of the last row, and `missing` the number of iterations without a row before
+    it.
+    """
+
+    def __init__(self, step: int):
+        self.step = step
+        self.last_step: int | None = None
+        self.missing = 0
+
+    def lines(self, path: Path) -> Iterator[bytes]:
+        if not path.exists():
+            return
+        previous = 0
+        for line, row in _lines(path):
+            if row is None or not self._is_kept(row):
+                continue
+            self.missing += max(0, row["step"] - previous - 1)
+            previous = max(previous, row["step"])
+            self.last_step = previous
+            if "diverged" not in row:
+                yield line.encode()
+
+    def _is_kept(self, row: Row) -> bool:
+        is_at_step = row["step"] == self.step and "settings" not in row
+        return bool(row["step"] < self.step or is_at_step)
 
 
 def set_aside(directory: Path, generation: str, new: str) -> None:
@@ -226,6 +344,11 @@ def _aside(generation: str, name: str) -> str:
 
 def _rows(path: Path) -> Iterator[Row | None]:
     """The row of each line, None for a line that is incomplete or damaged."""
+    return (row for _, row in _lines(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Row | None]]:
+    """Each line and its row, None for a line that is incomplete or damaged."""
     figures = {*ITERATION.values(), *EVALUATION.values()}
     for line in read_lines(path):
         try:
@@ -234,6 +357,6 @@ def _rows(path: Path) -> Iterator[Row | None]:
             row = None
         complete = line.endswith("\n") and isinstance(row, dict) and is_step(row.get("step"))
         if complete and all(is_number(row[name]) for name in figures & row.keys()):
-            yield row
+            yield line, row
         else:
-            yield None
+            yield line, None

@@ -238,7 +238,8 @@ class TrainingRun:
     def report(self, row: log.Row) -> None:
         """Adds the row to the log and calls the observer."""
         if self.processes.first:
-            log.append(self.store.directory, row)
+            self.store.check_ours()
+            self.run_log.append(row)
             self.observe(row)
 
     def rebalance(self, loads: list[Tensor]) -> None:
@@ -260,6 +261,11 @@ class TrainingRun:
         for part in self.heated:
             part.temperature = tau
         return tau
+
+    @cached_property
+    def run_log(self) -> log.RunLog:
+        """The log of the run."""
+        return log.RunLog(self.store.directory)
 
     @cached_property
     def heated(self) -> list[HasTemperature]:
@@ -342,7 +348,7 @@ def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, O
     finite.
     """
     progress, row = run.evaluate(progress)
-    run.report({"step": 0, **row})
+    run.report({"step": 0, log.RUN: run.state.run, **row})
     if math.isfinite(row["validation_loss"]):
         return progress, None
     return progress, diverged(

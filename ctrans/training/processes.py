@@ -60,6 +60,11 @@ def restarts() -> bool:
     return RESTARTS in os.environ
 
 
+def number_of_processes() -> int:
+    """The number of processes that torchrun started; 1 without it."""
+    return _number("WORLD_SIZE", "1")
+
+
 def _number(name: str, default: str) -> int:
     """The whole number in an environment variable of torchrun's."""
     value = os.environ.get(name, default)
@@ -79,7 +84,7 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
     start this process, or started several with `name` "none"; SolveError if another process ends
     early.
     """
-    world = _number("WORLD_SIZE", "1")
+    world = number_of_processes()
     if name == "none":
         if world > 1:
             raise ConfigError(f"torchrun started {world} processes: choose --parallel ddp or fsdp")

@@ -18,19 +18,16 @@ its logs are removed. `sha256sum -c SHA256SUMS` checks a checkpoint by hand.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import safetensors
 
 from ctrans.base.durable_files import flush
-from ctrans.base.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import (
     GENERATIONS,
@@ -40,10 +37,13 @@ from ctrans.model.sums import (
     has_a_file_too_many,
     sums,
 )
+from ctrans.training.directory_lock import DirectoryLock, locked
 from ctrans.training.removal import free_name, is_checkpoint, make_room, remove_checkpoint
 from solvers import ConfigError
 
 LOCK = ".lock"
+WAY_ON = "go on with --resume from the last checkpoint, with the place of the run as --out"
+"""The advice for a run whose directory was moved away."""
 PLACES = (LAST, BEST, LOCK, *GENERATIONS)
 """The names in the directory of a run, besides those of its logs."""
 KEEP = "alarm.json"
@@ -57,11 +57,12 @@ be used.
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
     """The directory of one run. Its checkpoints are in `generation`, by default where `last`
-    points.
+    points. With a `lock` it writes only while the path leads to the directory that was locked.
     """
 
     directory: Path
     generation: str | None = None
+    lock: DirectoryLock | None = None
 
     @property
     def exists(self) -> bool:
@@ -99,8 +100,12 @@ class RunDirectory:
                     f"{str(path)!r} was not made by a run: move it away, or choose another --out"
                 )
         if not self.exists:
-            return RunDirectory(self.directory, GENERATIONS[0])
-        return RunDirectory(self.directory, self.other_generation)
+            return self._with(GENERATIONS[0])
+        return self._with(self.other_generation)
+
+    def _with(self, generation: str) -> RunDirectory:
+        """The same directory with the checkpoints of that generation."""
+        return dataclasses.replace(self, generation=generation)
 
     @property
     def other_generation(self) -> str:
@@ -120,17 +125,23 @@ class RunDirectory:
         return link
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Makes the directory, and locks it against training by other processes. The lock ends with
-        the process.
+    def locked(self) -> Iterator[RunDirectory]:
+        """Makes the directory, locks it against training by other processes, and gives it with its
+        lock. The lock ends with the process.
 
         Raises ConfigError if another process has the lock, or the directory cannot be written to.
         """
-        with self.changing():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            file = lock(self.directory / LOCK, f"is training in {str(self.directory)!r}")
-        with file:
-            yield  # keep the file: with a new one, two processes could each have a lock
+        activity = f"is training in {str(self.directory)!r}"
+        with ExitStack() as stack:
+            with self.changing():
+                self.directory.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(locked(self.directory / LOCK, activity, WAY_ON))
+            yield dataclasses.replace(self, lock=lock)
+
+    def check_ours(self) -> None:
+        """Raises ConfigError if the path leads no longer to the directory that was locked."""
+        if self.lock is not None:
+            self.lock.check_held()
 
     def step_directory(self, step: int) -> Path:
         """The directory of the checkpoint of that iteration."""
@@ -167,13 +178,17 @@ class RunDirectory:
         temporary = self.temporary(step)
         with self.unharmed(step):
             if first:
+                self.check_ours()
                 remove_checkpoint(temporary)
                 make_room(temporary)
-                temporary.mkdir(parents=True)
+                # a directory that was locked is not made anew, if it has gone
+                self.checkpoints.mkdir(parents=self.lock is None, exist_ok=True)
+                temporary.mkdir()
             if wait is not None:
                 wait()
             yield temporary
             if first:
+                self.check_ours()
                 (temporary / SUMS).write_bytes(sums(temporary))
                 for path in (*temporary.rglob("*"), temporary):
                     if path.is_file():
@@ -190,6 +205,7 @@ class RunDirectory:
         """Points the links to these steps (`best` to `last` if its step has no checkpoint), and
         removes old checkpoints.
         """
+        self.check_ours()
         copies: list[Path] = []
         for path in self._copies():  # directories instead of links: a copy of the run followed them
             copies.append(Path(free_name(str(path.with_name(f".{path.name}.copy")))))
@@ -213,6 +229,7 @@ class RunDirectory:
         """Points `last` to the newest checkpoint up to step `good`, if there is one. Raises
         ConfigError if it cannot.
         """
+        self.check_ours()
         newest = self.newest(good)
         if newest is not None:
             with self.changing():
@@ -241,7 +258,7 @@ class RunDirectory:
         """
         for name in GENERATIONS:
             if name != self.checkpoints.name:
-                earlier_run = RunDirectory(self.directory, name)
+                earlier_run = self._with(name)
                 earlier_run.prune(-1, set())
                 earlier_run.forget_base()
                 with suppress(OSError):  # missing, or with files of users
@@ -263,9 +280,11 @@ class RunDirectory:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Turns an OSError inside into a ConfigError."""
+        self.check_ours()
         try:
             yield
         except OSError as error:
+            self.check_ours()
             advice = "free some space, or choose another place"
             if self.exists:
                 advice = f"{self._what_is_left()}; {advice}"
@@ -282,6 +301,7 @@ class RunDirectory:
         try:
             yield
         except (OSError, safetensors.SafetensorError, ConfigError) as error:
+            self.check_ours()  # what is at the path may be of another run
             with suppress(OSError):
                 remove_checkpoint(self.temporary(step))
             reason = getattr(error, "strerror", None) or error
@@ -306,9 +326,7 @@ class RunDirectory:
     def _overwritten_run_is_left(self) -> bool:
         """Whether a checkpoint of another generation is there."""
         return any(
-            RunDirectory(self.directory, name).steps()
-            for name in GENERATIONS
-            if name != self.checkpoints.name
+            self._with(name).steps() for name in GENERATIONS if name != self.checkpoints.name
         )
 
     def verified_last(self) -> Path:
@@ -325,12 +343,12 @@ class RunDirectory:
         if copies:
             fault = f"{str(copies[0])!r} is no link, as after a copy that follows links"
         else:
-            last_damage = damage(self.last)
-            if last_damage is None:
+            last_fault = self._misled() or damage(self.last)
+            if last_fault is None:
                 return self.last
-            if has_a_file_too_many(last_damage):
-                raise ConfigError(last_damage)
-            fault = last_damage
+            if has_a_file_too_many(last_fault):
+                raise ConfigError(last_fault)
+            fault = last_fault
         good = self._newest_whole()
         if good is None:
             raise ConfigError(
@@ -345,6 +363,15 @@ class RunDirectory:
             f" {shlex.quote(str(self.directory / LAST))}"
         )
         raise ConfigError(f"{fault}; to go on from step {good}: {' && '.join(commands)}")
+
+    def _misled(self) -> str | None:
+        """In words that `last` leads out of the run's checkpoints, as an absolute link does in a
+        copy of the run; None if it does not.
+        """
+        place = self.last.resolve()
+        if place.parent == self.checkpoints.resolve():
+            return None
+        return f"{str(self.last)!r} leads to {str(place)!r}, which is no checkpoint of this run"
 
     def _newest_whole(self) -> int | None:
         """The step of the newest checkpoint that is not damaged, or None."""
@@ -374,34 +401,3 @@ class RunDirectory:
 def _leads_to_checkpoint(path: Path) -> bool:
     """Whether the path is a link as a run makes it."""
     return path.is_symlink() and os.path.dirname(os.readlink(path)) in GENERATIONS
-
-
-def lock(path: Path, activity: str) -> IO[bytes]:
-    """The file, made if needed, and locked against other processes until it is closed. Raises
-    ConfigError that says what the other one does (`activity`), if one has the lock, and for no
-    regular file.
-    """
-    with ExitStack() as stack:
-        # without waiting, as opening a pipe does
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-        except IsADirectoryError:
-            raise ConfigError(
-                f"cannot lock {str(path)!r}: it is a directory, and no regular file: move it away"
-            ) from None
-        file = stack.enter_context(open(handle, "r+b", buffering=0))
-        kind = no_regular_file(os.fstat(handle).st_mode)
-        if kind:
-            raise ConfigError(
-                f"cannot lock {str(path)!r}: it is {kind}, and no regular file: move it away"
-            )
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another process {activity}: wait for its end, or choose another --out"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        stack.pop_all()
-        return file

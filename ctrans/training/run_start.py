@@ -10,13 +10,14 @@ from typing import Any
 from ctrans.base.option import defaults_of
 from ctrans.dynamics.fields.tables import takes
 from ctrans.dynamics.residual import RESIDUALS
-from ctrans.model.checkpoint import BEST, CONFIG, load
+from ctrans.model.checkpoint import BEST, CONFIG, digest, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.adjoint_error import check_adjoint
 from ctrans.training.compiled import compile_objective
 from ctrans.training.data import Data, share_of
+from ctrans.training.execution import UNKNOWN, Execution
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.optimiser import OPTIMISERS
@@ -44,6 +45,7 @@ def anew(
     *,
     source: Mapping[str, Any],
     overwrite: bool = False,
+    execution: Execution = UNKNOWN,
 ) -> tuple[TrainingRun, Progress]:
     """A new run, ready for `carry_out`.
 
@@ -57,7 +59,9 @@ def anew(
     else:
         check_free(store)
     check_data(model, config, data, processes)
-    state = State(Progress(), config, dict(source), data.fingerprint())
+    fingerprint = data.fingerprint()
+    run_name = digest({**asdict(model.config), **asdict(config), "fingerprint": fingerprint})
+    state = State(Progress(), config, dict(source), fingerprint, execution, run_name)
     run = assemble(model, state, data, store, parallel, processes)
     if processes.first:
         with store.changing():
@@ -156,12 +160,19 @@ def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes
 
 
 def resumed(
-    state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes
+    state: State,
+    data: Data,
+    store: RunDirectory,
+    parallel: Parallel,
+    processes: Processes,
+    *,
+    execution: Execution = UNKNOWN,
 ) -> tuple[TrainingRun, Progress]:
     """The run at the checkpoint of `state` (see `RunDirectory.verified_last`), ready for
     `carry_out`.
 
-    It logs the settings that differ from the saved ones. Raises ConfigError for other data, for
+    It logs the settings that differ from the saved ones, and warns of an execution with other bits.
+    Raises ConfigError for other data, for
     fewer iterations than the run has made, or for a batch that the processes cannot share evenly.
     """
     progress = state.progress
@@ -179,15 +190,21 @@ def resumed(
             f"iterations = {state.config.iterations}, and the run has made {progress.step}: give"
             " more, or start again with --overwrite"
         )
+    if processes.first:
+        # before anything is removed, as checkpoints of the run after one of others
+        log.check_of_run(store.directory, store.checkpoints.name, state.run, progress.first)
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
     if progress.best_step not in store.steps():  # the best checkpoint was damaged
         progress = replace(progress, best=None, best_step=None)
-    saved = asdict(read_state(directory).config)
+    saved_state = read_state(directory)
+    saved = asdict(saved_state.config)
     changes = {name: value for name, value in asdict(state.config).items() if value != saved[name]}
+    state = replace(state, execution=execution)
     run = assemble(model, state, data, store, parallel, processes)
     restore(directory, run.model, run.optimiser)
     if processes.first:
+        execution.warn_if_other_than(saved_state.execution)
         with store.changing():
             store.settle(progress.step, best=progress.best_step, good=progress.good)
             log.bring_back(store.directory, store.checkpoints.name)

@@ -8,11 +8,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -23,6 +23,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable
 from ctrans.training import log
 from ctrans.training.data_sources import Given, read_source, source_of
+from ctrans.training.execution import UNKNOWN, Execution
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out, unobserved
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, get_device, processes
@@ -40,17 +41,27 @@ from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 
 
+@runtime_checkable
+class Begin(Protocol):
+    """Starts a planned run in its directory, which this process has locked."""
+
+    def __call__(
+        self, *, store: RunDirectory, processes: Processes, execution: Execution
+    ) -> tuple[TrainingRun, Progress]: ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """A checked run that can start: its architecture, settings and directory, and the function that
-    starts it.
+    starts it. The execution of a resumed run is that of its checkpoint.
     """
 
     architecture: GPTConfig
     config: TrainConfig
     directory: RunDirectory
     parallel: str
-    begin: Callable[[Processes], tuple[TrainingRun, Progress]]
+    begin: Begin
+    execution: Execution = UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +186,7 @@ def plan(
             config.low_rank,
             seed=config.seed,
         )
-    begin = partial(
-        anew, weights, config, tokens, directory, way, source=source, overwrite=overwrite
-    )
+    begin = partial(anew, weights, config, tokens, parallel=way, source=source, overwrite=overwrite)
     return Plan(architecture, config, directory, parallel, begin)
 
 
@@ -208,8 +217,8 @@ def plan_to_resume(
     else:  # the data may have moved; their fingerprint is compared later
         source, tokens = source_of(data, architecture.context)
         state = replace(state, source=source)
-    begin = partial(resumed, state, tokens, store, get_parallel(parallel, state.config))
-    return Plan(architecture, state.config, store, parallel, begin)
+    begin = partial(resumed, state, tokens, parallel=get_parallel(parallel, state.config))
+    return Plan(architecture, state.config, store, parallel, begin, state.execution)
 
 
 @contextlib.contextmanager
@@ -217,9 +226,16 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
     """Connects the processes, locks the run's directory, and starts the run."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(processes(planned.parallel, device))
+        directory = planned.directory
         if here.first:
-            stack.enter_context(planned.directory.locked())
-        yield planned.begin(here)
+            directory = stack.enter_context(directory.locked())
+        execution = replace(
+            planned.execution,
+            threads=torch.get_num_threads(),
+            processes=here.world,
+            device=str(device),
+        )
+        yield planned.begin(store=directory, processes=here, execution=execution)
 
 
 def carry_out_plan(planned: Plan, *, device: str | torch.device, observe: Observer) -> Trained:

@@ -12,6 +12,7 @@ from typing import Any
 from ctrans.base.given_files import read_json
 from ctrans.base.json_values import is_step
 from ctrans.model.sums import STATE
+from ctrans.training.execution import UNKNOWN, Execution, execution_in
 from ctrans.training.settings import TrainConfig, check_names, from_saved
 from solvers import ConfigError, shown
 
@@ -55,9 +56,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """The train.json of a checkpoint: progress and settings of the run, the source of its data, and
-    their fingerprint.
+    """The train.json of a checkpoint: progress and settings of the run, the source of its data and
+    their fingerprint, and how the run was executed.
 
+    `run` names the run, as the first row of its log does; "" for one of an earlier version.
     `beside` are further files of a watcher, by name, saved next to it.
     """
 
@@ -65,6 +67,8 @@ class State:
     config: TrainConfig
     source: dict[str, Any]
     fingerprint: str
+    execution: Execution = UNKNOWN
+    run: str = ""
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
@@ -75,8 +79,9 @@ class State:
             (directory / name).write_text(text)
 
 
-SAVED = ("progress", "config", "source", "fingerprint")
-"""The keys of train.json."""
+ESSENTIAL = ("progress", "config", "source", "fingerprint")
+SAVED = (*ESSENTIAL, "execution", "run")
+"""The keys of train.json. The first checkpoints have the essential ones."""
 LOSSES = ("first", "best")
 
 
@@ -87,7 +92,7 @@ def read_state(directory: Path) -> State:
     path = directory / STATE
     content = read_json(path)
     try:
-        progress, settings, source, fingerprint = (content[name] for name in SAVED)
+        progress, settings, source, fingerprint = (content[name] for name in ESSENTIAL)
         if not isinstance(progress, dict) or not isinstance(settings, dict):
             raise TypeError("a table is no mapping")
     except (ValueError, TypeError, KeyError):
@@ -110,7 +115,13 @@ def read_state(directory: Path) -> State:
         raise ConfigError(
             f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file"
         )
-    return State(Progress(**progress), from_saved(settings), source, fingerprint)
+    execution = execution_in(content.get("execution", {}), path)
+    run = content.get("run", "")
+    if not isinstance(run, str):
+        raise ConfigError(
+            f"run = {shown(run)} in {str(path)!r}: give the name of the run, or restore the file"
+        )
+    return State(Progress(**progress), from_saved(settings), source, fingerprint, execution, run)
 
 
 def _is_loss(value: Any) -> bool:

@@ -2,6 +2,7 @@
 somebody else's model.
 """
 
+import errno
 import json
 
 import pytest
@@ -125,3 +126,101 @@ def test_shards_stay_until_the_new_model_is_whole(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no space"):
         write_transformers(GPT(GPTConfig(**SIZES, **LLAMA)), tmp_path / "theirs")
     assert old <= {path.name for path in (tmp_path / "theirs").iterdir()}
+
+
+class Killed(BaseException):
+    """The process ends here: nothing catches it, as nothing catches signal 9."""
+
+
+def killed():
+    raise Killed
+
+
+def without_space():
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def model_in(directory):
+    """The config and the weights of a directory; None without a config, which nothing reads."""
+    if not (directory / "config.json").exists():
+        return None
+    return [(directory / name).read_bytes() for name in ("config.json", "model.safetensors")]
+
+
+@pytest.mark.parametrize("fail", [killed, without_space])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_an_export_over_another_leaves_one_of_the_two_or_no_config(
+    fail, name, is_written, tmp_path, monkeypatch
+):
+    earlier, new = (
+        GPT(GPTConfig(**SIZES, **LLAMA, rotary_base=base), seed=0) for base in (10.0, 100.0)
+    )
+    whole = [None]
+    for model in (new, earlier):
+        write_transformers(model, tmp_path)
+        whole.append(model_in(tmp_path))
+    write = transformers_export.write_durably
+
+    def write_and_fail(path, data):
+        if path.name != name or is_written:
+            write(path, data)
+        if path.name == name:
+            fail()
+
+    monkeypatch.setattr(transformers_export, "write_durably", write_and_fail)
+    with pytest.raises((Killed, ConfigError)):
+        write_transformers(new, tmp_path)
+    assert model_in(tmp_path) in whole
+    monkeypatch.undo()
+    write_transformers(new, tmp_path)
+    assert model_in(tmp_path) == whole[1]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_leaves_the_earlier_export(tmp_path, monkeypatch):
+    model = GPT(GPTConfig(**SIZES, **LLAMA))
+    write_transformers(model, tmp_path)
+    before = model_in(tmp_path)
+    monkeypatch.setattr(transformers_export, "write_durably", lambda path, data: without_space())
+    with pytest.raises(ConfigError, match="No space left"):
+        write_transformers(GPT(GPTConfig(**SIZES, **LLAMA, rotary_base=3.0)), tmp_path)
+    assert model_in(tmp_path) == before is not None
+
+
+FORMS = {
+    "hf": (LLAMA, ["config.json", "model.safetensors"]),
+    "nanogpt": ({"placement": "pre"}, ["ckpt.pt"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_that_another_program_wrote_over_an_export_stays(form, tmp_path):
+    options, names = FORMS[form]
+    save(GPT(GPTConfig(**SIZES, **options)), tmp_path / "ours")
+    place = tmp_path / "theirs"
+    args = ["export", "--checkpoint", tmp_path / "ours", "--to", form, "--out", place]
+    for _ in range(2):
+        assert run(*args).exit_code == 0
+    for name in names:
+        whole = (place / name).read_bytes()
+        (place / name).write_bytes(whole + b" ")  # as a fine-tuning saves
+        refused = run(*args)
+        assert refused.exit_code == 2, refused.output
+        assert f"{name}' is not the file that export.json" in refused.stderr
+        assert (place / name).read_bytes() == whole + b" "
+        (place / name).write_bytes(whole)
+    (place / name).write_bytes(b"mine")
+    assert run(*args, "--overwrite").exit_code == 0
+    assert run(*args).exit_code == 0
+
+
+def test_an_export_that_does_not_name_its_files_stays(tmp_path):
+    save(GPT(GPTConfig(**SIZES, **LLAMA)), tmp_path / "ours")
+    args = ["export", "--checkpoint", tmp_path / "ours", "--out", tmp_path / "theirs"]
+    run(*args)
+    result = tmp_path / "theirs" / "export.json"
+    content = json.loads(result.read_text())
+    del content["sha256"]  # as of an earlier version
+    result.write_text(json.dumps(content))
+    assert "--overwrite" in run(*args).stderr

@@ -14,10 +14,15 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
+from ctrans.cli.request import request_of
+from ctrans.cli.train import command as train
+from ctrans.cli.train_options import TrainRequest
 from ctrans.model.checkpoint import load
 from ctrans.model.sums import damage
 from ctrans.training import log
+from ctrans.training.execution import Execution
 from ctrans.training.loop import Ending, carry_out
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import TrainConfig
@@ -215,6 +220,40 @@ def test_an_evaluation_at_other_depths_shows_how_far_it_is(tmp_path, monkeypatch
     assert (
         shown == [("1 blocks", 4)] * 2 + [("3 blocks", 4)] * 2
     )  # 4 windows, 2 at a time, at 2 depths
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_threads_and_depths(tmp_path, caplog):
+    threads_before = torch.get_num_threads()
+    try:
+        run("train", *TINY, "--threads", "2", "--eval-depth", "3", "--out", tmp_path)
+        torch.set_num_threads(1)
+        result = run("train", "--resume", "--iterations", "15", "--out", tmp_path)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert torch.get_num_threads() == 2
+        kept = strict((tmp_path / "train.json").read_text())
+        assert list(kept["other_depths"]) == ["3"]
+        assert not caplog.messages
+        run("train", "--resume", "--iterations", "18", "--threads", "1", "--out", tmp_path)
+        assert "had 2 CPU threads, and goes on with 1" in caplog.text
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def test_what_was_typed_is_not_as_before():
+    request = train_request({"device": "cuda", "threads": None}, typed=["device"])
+    before = Execution(3, 1, "cpu", tensorboard=True, eval_depth=(2,))
+    resumed = request.as_before(before)
+    assert (resumed.device, resumed.threads) == ("cuda", 3)
+    assert (resumed.use_tensorboard, resumed.eval_depth) == (True, (2,))
+    assert request.as_before(dataclasses.replace(before, processes=2)).threads is None
+
+
+def train_request(values, typed):
+    """The request of `ctrans train` with these options, of which some were typed."""
+    context = train.make_context("train", [])
+    request = request_of(TrainRequest, context)
+    return dataclasses.replace(request, **values, typed=frozenset(typed))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
+from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.dynamics.weights.low_rank import adapt, factors
 from ctrans.model.checkpoint import (
@@ -29,6 +30,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.sums import SUMS, sums
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk
+from tests.cases import RESIDUAL_CASES, VARIANTS
 from tests.helpers import NAMES, learned, small_config, small_model, tokens
 
 
@@ -41,6 +43,44 @@ def test_a_model_comes_back_bit_for_bit(name, dtype, tmp_path):
     assert again.config == model.config == load_config(tmp_path)
     assert torch.equal(again(tokens())[0], model(tokens())[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
+
+
+def parts_of(model):
+    """What each tensor of the model is: whether it is trained, or that it is a buffer."""
+    trained = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    return trained | {name: "buffer" for name, _ in model.named_buffers()}
+
+
+TENSORS = {
+    **{name: {"placement": "pre", "heads": 4, **changes} for name, changes in VARIANTS.items()},
+    **{name: {"placement": place, **more} for name, (place, more) in RESIDUAL_CASES.items()},
+    **{f"norm {name}": {"placement": "pre", "norm": name} for name in NORMS},
+    **{f"{name} weights": {"placement": "pre", "depth_weights": name} for name in BASES},
+}
+"""Options of a model that decide which parameters and buffers it has."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=[pytest.mark.slow] * ("depth_weights" in options))
+        for name, options in TENSORS.items()
+    ],
+)
+def test_each_tensor_is_after_loading_what_it_was(options, tmp_path):
+    model = GPT(small_config(**options))
+    save(model, tmp_path)
+    assert parts_of(load(tmp_path)) == parts_of(model)
+
+
+@pytest.mark.slow
+def test_each_tensor_under_low_rank_updates_is_after_loading_what_it_was(tmp_path):
+    model = GPT(small_config("pre", ffn="moe"))
+    plain_parts = parts_of(model)
+    adapt(model, [sublayer.field for sublayer in model.depth.sublayers], 2)
+    save(model, tmp_path / "model")
+    assert parts_of(load(tmp_path / "model", merge=False)) == parts_of(model)
+    assert parts_of(load(tmp_path / "model")) == plain_parts
 
 
 @pytest.mark.slow

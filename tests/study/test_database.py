@@ -247,6 +247,23 @@ def test_what_is_no_study_file_is_refused(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_study_writes_nothing_where_its_directory_is_no_more(is_replaced, tmp_path):
+    directory = tmp_path / "study"
+    with open_store(directory) as store:
+        directory.rename(tmp_path / "moved")
+        if is_replaced:
+            with open_store(directory) as other:
+                other.tell("name", "another study")
+        with pytest.raises(ConfigError, match=r"is no longer the directory .* the same command"):
+            store.tell("name", "study")
+        with pytest.raises(ConfigError, match="is no longer the directory"):
+            store.add([], "commit")
+    if is_replaced:
+        with open_store(directory, write=False) as other:
+            assert other.about("name") == "another study"
+
+
 def test_at_rest_it_is_one_file(tmp_path):
     carried_out(small(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".study.lock", FILE]

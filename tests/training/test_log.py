@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import resource
+import tracemalloc
 
 import pytest
 
@@ -151,6 +152,8 @@ ROWS = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
         (ROWS, 3, ""),
         (ROWS, 2, ""),
         ([], 0, ""),
+        (ROWS[1:], 3, "lacks 1 of the rows before step 3"),
+        (ROWS[::2], 3, "lacks 1 of the rows before step 3"),
     ],
 )
 def test_a_log_that_lacks_steps_before_those_of_a_resumed_run_is_said(
@@ -162,3 +165,57 @@ def test_a_log_that_lacks_steps_before_those_of_a_resumed_run_is_said(
         log.cut(tmp_path, step)
     assert len(caplog.messages) == bool(words)
     assert words in "".join(caplog.messages)
+
+
+def test_a_log_that_is_removed_or_cut_while_a_run_goes_on_is_said_once(tmp_path, caplog):
+    run_log = log.RunLog(tmp_path)
+    for step in range(3):
+        run_log.append({"step": step})
+    assert not caplog.messages
+    (tmp_path / log.LOG).unlink()
+    run_log.append({"step": 3})
+    (tmp_path / log.LOG).write_text("")
+    run_log.append({"step": 4})
+    assert len(caplog.messages) == 1
+    assert "lack rows before step 3" in caplog.text
+
+
+FIRST = {"step": 0, "run": "this", "validation_loss": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("row", "run", "first", "is_of_run"),
+    [
+        (FIRST, "this", 2.5, True),
+        (FIRST, "that", 2.5, False),
+        (FIRST, "", 2.5, True),
+        (FIRST, "", 2.25, False),
+        ({"step": 0, "validation_loss": 2.5}, "this", 2.5, True),
+        ({"step": 0, "validation_loss": 2.5}, "this", 2.25, False),
+        ({"step": 4}, "this", 2.25, True),
+    ],
+)
+@pytest.mark.parametrize("name", [log.LOG, ".checkpoints.log.jsonl"])
+def test_the_log_of_another_run_is_refused(name, row, run, first, is_of_run, tmp_path):
+    (tmp_path / name).write_text(json.dumps(row) + "\n")
+    if name != log.LOG:  # another run was to overwrite this one
+        log.append(tmp_path, {"step": 0, "validation_loss": 1.0})
+    if is_of_run:
+        log.check_of_run(tmp_path, "checkpoints", run, first)
+        return
+    with pytest.raises(ConfigError, match=r"is the log of another run .* move the log away"):
+        log.check_of_run(tmp_path, "checkpoints", run, first)
+
+
+def test_a_long_log_is_cut_and_summed_up_a_row_at_a_time(tmp_path):
+    line = json.dumps({"step": 1, **ROW, "more": 500 * "x"}) + "\n"
+    (tmp_path / log.LOG).write_text(4000 * line)
+    tracemalloc.start()
+    try:
+        log.cut(tmp_path, 1)
+        log.summary(log.read(tmp_path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(line) * 4000 / 4
+    assert (tmp_path / log.LOG).read_text() == 4000 * line

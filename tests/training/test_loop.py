@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from ctrans.model.checkpoint import load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.model.sums import OPTIMISER
+from ctrans.model.sums import OPTIMISER, STATE, SUMS, sums
 from ctrans.training import log
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, carry_out
@@ -574,6 +575,60 @@ def test_a_run_that_ended_before_its_first_checkpoint_may_be_started_again(tmp_p
     run, progress = start(tmp_path)
     carry_out(run, progress)
     assert [row["step"] for row in log.read(tmp_path)] == list(range(13))
+
+
+def test_a_run_whose_directory_is_replaced_adds_no_row_to_the_log_of_another(tmp_path):
+    directory = tmp_path / "run"
+    with RunDirectory(directory).locked() as store:
+        run, progress = start(directory)
+        run = dataclasses.replace(
+            run, store=store, observe=lambda row: replaced(directory, row["step"])
+        )
+        with pytest.raises(ConfigError, match="is no longer the directory"):
+            carry_out(run, progress)
+    assert [row["step"] for row in log.read(directory)] == [0]
+    assert [row["step"] for row in log.read(tmp_path / "moved")] == [0, 1, 2]
+
+
+def replaced(directory, step):
+    """Moves the run away after step 2, and puts the log of another in its place."""
+    if step == 2:
+        directory.rename(directory.with_name("moved"))
+        directory.mkdir()
+        log.append(directory, {"step": 0})
+
+
+def test_a_checkpoint_or_a_log_of_another_run_is_refused_and_nothing_is_removed(tmp_path):
+    for seed in (0, 1):
+        carry_out(*start(tmp_path / str(seed), iterations=3, seed=seed))
+    place = tmp_path / "0"
+    (place / "log.jsonl").rename(place / "mine")
+    shutil.copy(tmp_path / "1" / "log.jsonl", place)
+    before = sorted(place.rglob("*"))
+    with pytest.raises(ConfigError, match="is the log of another run than the checkpoint"):
+        resume(place, iterations=6)
+    (place / "mine").replace(place / "log.jsonl")
+    last = (place / "last").resolve()
+    shutil.rmtree(last)
+    shutil.copytree((tmp_path / "1" / "last").resolve(), last)
+    with pytest.raises(ConfigError, match="is the log of another run than the checkpoint"):
+        resume(place, iterations=6)
+    assert sorted(place.rglob("*")) == [path for path in before if path.name != "mine"]
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
+    carry_out(*start(tmp_path, iterations=3))
+    last = (tmp_path / "last").resolve()
+    state = json.loads((last / STATE).read_text())
+    for name in ("run", "execution"):
+        del state[name]
+    (last / STATE).write_text(json.dumps(state))
+    (last / SUMS).write_bytes(sums(last))
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    del rows[0]["run"]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    carry_out(*resume(tmp_path, iterations=4))
+    assert [row["step"] for row in log.read(tmp_path)] == [0, 1, 2, 3, 3, 4]
 
 
 def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):

@@ -458,6 +458,27 @@ def test_the_first_checkpoint_of_a_run_needs_no_link_to_be_gone_on_from(tmp_path
     assert store.verified_last() == store.step_directory(0)
 
 
+@pytest.mark.parametrize("place", ["absolute", "relative"])
+def test_a_last_that_leads_to_another_run_is_named_and_the_advice_mends_it(place, tmp_path):
+    filled(tmp_path / "other", 1, 2)
+    store = filled(tmp_path / "run", 1, 2)
+    last = tmp_path / "run" / "last"
+    last.unlink()
+    target = tmp_path / "other" / "checkpoints" / "step-00000002"
+    last.symlink_to(target if place == "absolute" else os.path.relpath(target, last.parent))
+    with pytest.raises(ConfigError, match=r"last' leads to .*other.*no checkpoint of this") as told:
+        store.verified_last()
+    subprocess.run(str(told.value).partition("step 2: ")[2], shell=True, check=True)
+    assert store.verified_last().resolve() == store.step_directory(2)
+
+
+def test_an_absolute_last_within_the_run_is_the_same(tmp_path):
+    store = filled(tmp_path, 1, 2)
+    (tmp_path / "last").unlink()
+    (tmp_path / "last").symlink_to(store.step_directory(2).absolute())
+    assert store.verified_last().resolve() == store.step_directory(2)
+
+
 def test_a_directory_without_a_run_is_named_on_resume(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no run in .*tpyo' to resume"):
         RunDirectory(tmp_path / "tpyo").verified_last()
@@ -531,6 +552,90 @@ def test_a_second_run_in_the_same_directory_is_refused_until_the_first_ends(tmp_
         pass
     with second.locked():
         pass
+
+
+def moved_away(directory):
+    directory.rename(directory.with_name("moved"))
+
+
+def moved_away_and_replaced(directory):
+    moved_away(directory)
+    filled(directory, 7)
+    (directory / LOCK).touch()
+
+
+def removed(directory):
+    shutil.rmtree(directory)
+
+
+def without_its_lock(directory):
+    (directory / LOCK).unlink()
+
+
+def locked_by_another(directory):
+    (directory / LOCK).unlink()
+    (directory / LOCK).touch()
+
+
+AWAY = [moved_away, moved_away_and_replaced, removed, without_its_lock, locked_by_another]
+
+
+def content(directory):
+    """The files below a directory with their bytes, and its links."""
+    paths = [path for path in directory.rglob("*") if path.is_symlink() or path.is_file()]
+    return {path: os.readlink(path) if path.is_symlink() else path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("make", AWAY)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: save(store, 3, lambda directory: None, best=1, good=0),
+        lambda store: store.settle(2, best=1, good=0),
+        lambda store: store.go_back(1),
+        lambda store: store.check_ours(),
+    ],
+    ids=["save", "settle", "go back", "check"],
+)
+def test_a_run_writes_nothing_where_its_directory_is_no_more(make, write, tmp_path):
+    directory = tmp_path / "run"
+    filled(directory, 1, 2)
+    with RunDirectory(directory).locked() as store:
+        make(directory)
+        before = content(tmp_path)
+        with pytest.raises(
+            ConfigError, match=r"run' is no longer the directory .* go on with --res"
+        ):
+            write(store)
+        assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", AWAY)
+def test_a_checkpoint_that_is_being_written_is_not_put_into_another_run(make, tmp_path):
+    directory = tmp_path / "run"
+    filled(directory, 1, 2)
+    after = {}
+
+    def write(temporary):
+        make(directory)
+        after.update(content(tmp_path))
+
+    with (
+        RunDirectory(directory).locked() as store,
+        pytest.raises(ConfigError, match="is no longer the directory"),
+    ):
+        save(store, 3, write, best=1, good=0)
+    assert content(tmp_path) == after
+
+
+def test_a_directory_that_another_name_leads_to_is_still_the_same(tmp_path):
+    directory = tmp_path / "run"
+    filled(directory, 1)
+    with RunDirectory(directory).locked() as store:
+        moved_away(directory)
+        directory.symlink_to("moved")
+        save(store, 2, lambda directory: None, best=1, good=0)
+    assert RunDirectory(tmp_path / "moved").steps() == [1, 2]
 
 
 def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp_path):
