@@ -51,7 +51,7 @@ def test_a_vector_of_codes_is_as_large_as_a_matrix(tmp_path, monkeypatch):
     monkeypatch.setattr("ctrans.interop.packed_codes.LONGEST_VECTOR", 100)
     weights = {LAYER + "scales": torch.ones(4), LAYER + "x": ones(torch.int32, 100)}
     assert read(tmp_path, PLAIN | weights).unread.keys() == {LAYER + "x"}
-    with pytest.raises(ConfigError, match="q_proj.x, codes of a quantisation"):
+    with pytest.raises(ConfigError, match=r"q_proj\.x, codes of a quantisation"):
         read(tmp_path, PLAIN | weights | {LAYER + "x": ones(torch.int32, 101)})
 
 
