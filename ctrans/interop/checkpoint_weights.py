@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ from ctrans.interop.stored_weights import (
     read_weight,
     stored_weights,
 )
+from ctrans.interop.training_state import without_state
 from ctrans.interop.weight_names import GAIN
+from ctrans.interop.weights_in_objects import say_left_out
 from ctrans.model.checkpoint import BEST, LAST, find_model, of_ours
 from ctrans.model.sums import STATE, SUMS, check_bound
 from ctrans.model.weights_file import check_checksum
@@ -78,11 +80,15 @@ class WeightsAndBuffers:
 
     `unread` has the dtypes of tensors that are neither, such as a bias of whole numbers. Masks,
     counters and indices of whole numbers are left out.
+
+    `left_out` has the names of what a training keeps next to the weights, such as the state of its
+    optimiser.
     """
 
     weights: WeightReaders
     buffers: WeightReaders
     unread: Mapping[str, str]
+    left_out: Sequence[str] = ()
 
 
 def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReaders:
@@ -97,8 +103,10 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
     gains. Raises ConfigError for a path without weights, for other quantised weights, and for
     damaged files of ctrans.
     """
-    all_stored = _stored(path, allow_pickle=allow_pickle)
-    _check_whole(all_stored)
+    files = _stored(path, allow_pickle=allow_pickle)
+    _check_whole(files)
+    all_stored, left_out = without_state(path, files)
+    say_left_out(path, left_out)
     stored: dict[str, Stored] = {}
     buffers: dict[str, Callable[[], Tensor]] = {}
     for name, weight in all_stored.items():
@@ -150,7 +158,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return WeightsAndBuffers(weights, buffers, unread)
+    return WeightsAndBuffers(weights, buffers, unread, left_out)
 
 
 def _is_buffer(name: str, weight: Stored) -> bool:

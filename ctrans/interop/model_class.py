@@ -55,7 +55,7 @@ def known_class(where: str, settings: Mapping[str, Any], transformers: Any) -> A
     names = class_names(where, settings)
     family = _family(settings, transformers)
     for name in names:
-        kind = getattr(transformers, name, None) or family.get(name)
+        kind: Any = getattr(transformers, name, None) or family.get(name)
         if not _is_model_class(kind, transformers):
             continue
         if not _is_of_family(kind, settings, transformers):
@@ -86,13 +86,15 @@ def _is_of_family(kind: Any, settings: Mapping[str, Any], transformers: Any) -> 
     module, its config is the same or derived, or the library itself pairs the two.
     """
     config_class = transformers.CONFIG_MAPPING[settings["model_type"]]
-    of_kind = getattr(kind, "config_class", None)
-    is_one_config = isinstance(of_kind, type)  # some classes have none, or one of several
-    if not is_one_config or kind.__name__ in _family(settings, transformers):
+    of_kind: Any = getattr(kind, "config_class", None)
+    if not isinstance(of_kind, type):  # some classes have none, or one of several
+        return True
+    if kind.__name__ in _family(settings, transformers):
         return True
     parts = (getattr(config_class, "sub_configs", None) or {}).values()
-    is_the_same = issubclass(config_class, of_kind) or of_kind.model_type == config_class.model_type
-    if is_the_same or of_kind in parts:
+    is_derived = issubclass(config_class, of_kind)
+    has_its_type = getattr(of_kind, "model_type", None) == settings["model_type"]
+    if is_derived or has_its_type or of_kind in parts:
         return True
     return kind.__name__ in _paired(settings["model_type"], transformers)
 
