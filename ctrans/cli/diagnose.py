@@ -403,6 +403,7 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
                 model.buffers,
                 family_directory(Path(value)),
                 unread=model.unread,
+                left_out=model.left_out,
                 allow_pickle=request.allow_pickle,
             )
     return results, None, directory

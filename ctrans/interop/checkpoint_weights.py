@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ctrans.base.given_files import read_json
 from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights, gains_less_one
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.nanogpt import CHECKPOINT
+from ctrans.interop.packed_codes import check_method, check_no_codes, is_table
 from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.scaled_codes import (
     BLOCK,
@@ -38,7 +39,9 @@ from ctrans.interop.stored_weights import (
     read_weight,
     stored_weights,
 )
+from ctrans.interop.training_state import without_state
 from ctrans.interop.weight_names import GAIN
+from ctrans.interop.weights_in_objects import say_left_out
 from ctrans.model.checkpoint import BEST, LAST, find_model, of_ours
 from ctrans.model.sums import STATE, SUMS, check_bound
 from ctrans.model.weights_file import check_checksum
@@ -49,16 +52,6 @@ PICKLED = (".bin", ".pt", ".pth")
 LONGEST_AXIS = 1 << 32
 """The most entries along an axis. A weight without numbers fits in any file, and its axes are read
 in parts.
-"""
-PACKED = re.compile(
-    r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$"
-)
-"""Names of codes that several formats pack in ways of their own."""
-WHOLE_NUMBERS = re.compile(
-    r"(ids|index|indices|idx|mask|num_batches_tracked|num_updates|extra_state|weight_format)$"
-)
-"""Names of buffers that healthy checkpoints hold as whole numbers: positions, indices, masks and
-counters, the state of Transformer Engine, and the layout of bitsandbytes.
 """
 NO_WHOLE_NUMBERS = ("F", "float")
 """How the names of dtypes begin that are no whole numbers, with safetensors and with torch."""
@@ -87,11 +80,15 @@ class WeightsAndBuffers:
 
     `unread` has the dtypes of tensors that are neither, such as a bias of whole numbers. Masks,
     counters and indices of whole numbers are left out.
+
+    `left_out` has the names of what a training keeps next to the weights, such as the state of its
+    optimiser.
     """
 
     weights: WeightReaders
     buffers: WeightReaders
     unread: Mapping[str, str]
+    left_out: Sequence[str] = ()
 
 
 def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReaders:
@@ -106,8 +103,10 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
     gains. Raises ConfigError for a path without weights, for other quantised weights, and for
     damaged files of ctrans.
     """
-    all_stored = _stored(path, allow_pickle=allow_pickle)
-    _check_whole(all_stored)
+    files = _stored(path, allow_pickle=allow_pickle)
+    _check_whole(files)
+    all_stored, left_out = without_state(path, files)
+    say_left_out(path, left_out)
     stored: dict[str, Stored] = {}
     buffers: dict[str, Callable[[], Tensor]] = {}
     for name, weight in all_stored.items():
@@ -119,6 +118,8 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             buffers[name] = partial(read_weight, weight)
     config_path, config = _config(path)
     where = repr(str(config_path))
+    check_method(where, config)
+    check_no_codes(stored)
     block = BLOCK
     if any(weight.dtype in CODES for weight in stored.values()):
         block = block_of(where, config)
@@ -130,11 +131,6 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             raise ConfigError(
                 f"{str(weight.path)!r} holds {name} of size {weight.shape}: an axis may have at"
                 f" most {LONGEST_AXIS:,} entries"
-            )
-        if PACKED.search(name):
-            raise ConfigError(
-                f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not"
-                " read: save it unquantised"
             )
         if weight.dtype in CODES:
             weights[name] = dequantised(name, weight, stored, block)
@@ -162,7 +158,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return WeightsAndBuffers(weights, buffers, unread)
+    return WeightsAndBuffers(weights, buffers, unread, left_out)
 
 
 def _is_buffer(name: str, weight: Stored) -> bool:
@@ -178,7 +174,7 @@ def _is_buffer(name: str, weight: Stored) -> bool:
     if weight.dtype.startswith(NO_WHOLE_NUMBERS):
         return is_buffer
     is_number = math.prod(weight.shape) == 1 and not name.endswith(PARAMETERS)
-    return is_buffer or is_number or WHOLE_NUMBERS.search(name) is not None
+    return is_buffer or is_number or is_table(name, weight)
 
 
 def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:

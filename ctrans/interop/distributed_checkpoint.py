@@ -23,6 +23,7 @@ from ctrans.interop.inert_pickles import Inert, inert
 from ctrans.interop.nested_names import names_of_model
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.stored_weights import Stored, stored_tensor
+from ctrans.interop.training_state import without_state
 from ctrans.interop.weights_in_objects import say_left_out
 from solvers import ConfigError, shown
 
@@ -43,10 +44,6 @@ LESS_ONE = re.compile(
 """The setting of a model that stores gains less 1: in a pickle its name, what remembers the name,
 and True; or YAML: a line, or an entry in braces, with quotes or a comment.
 """
-NOT_MODEL = re.compile(
-    r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)"
-)
-"""Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
 """Names of a weight whose first axis is the number of the block, as Megatron stacks them."""
 
@@ -99,13 +96,14 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
     tensors = {
         name: _fields(entry)
         for name, entry in metadata["state_dict_metadata"].items()
-        if "size" in _fields(entry) and not NOT_MODEL.search(name)  # no bytes, and of the model
+        if "size" in _fields(entry)  # no bytes
     }
+    tensors, of_training = without_state(directory, tensors)
     keys_of = metadata.get("planner_data")
     if not isinstance(keys_of, Mapping):
         keys_of = {}
     of_model, left_out = names_of_model(directory, tensors, keys_of)
-    say_left_out(directory, left_out)
+    say_left_out(directory, [*of_training, *left_out])
     for name, fields in tensors.items():
         if name not in of_model:
             continue

@@ -13,7 +13,7 @@ from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.hugging_face import check_unused, checked_directory, ignored
 from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, read_config
 from ctrans.interop.missing_weights import in_words
-from ctrans.interop.model_class import class_names
+from ctrans.interop.model_class import class_names, known_class
 from ctrans.interop.streamed import check_tied, stored_as
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError
@@ -21,7 +21,8 @@ from solvers import ConfigError
 
 def family_directory(path: Path) -> Path | None:
     """The directory of these weights if it has a config.json with a `model_type`, as
-    `save_pretrained` writes it. Raises ConfigError for `architectures` that are no list of names.
+    `save_pretrained` writes it. Raises ConfigError for `architectures` that are no list of names,
+    or a class of another family.
     """
     directory = path.parent if path.name == WEIGHTS else path
     if not (directory / CONFIG).is_file():
@@ -32,7 +33,15 @@ def family_directory(path: Path) -> Path | None:
         return directory  # whoever reads it says what is wrong
     if "model_type" not in settings:
         return None
-    class_names(repr(str(directory / CONFIG)), settings)
+    where = repr(str(directory / CONFIG))
+    class_names(where, settings)
+    try:
+        transformers = import_transformers()
+    except ConfigError:
+        return directory  # the weights are measured without the library
+    family = settings["model_type"]
+    if isinstance(family, str) and family in transformers.CONFIG_MAPPING:
+        known_class(where, settings, transformers)
     return directory
 
 

@@ -279,8 +279,9 @@ def test_buffers_are_left_out(tmp_path):
 )
 @pytest.mark.parametrize("name", ["layers.0.attention.bias", "layers.0.up.bias", "experts.up"])
 def test_a_parameter_of_whole_numbers_is_named(name, kind, tmp_path):
-    weights = {"a.weight": torch.ones(2, 2), name: torch.ones(4).to(kind)}
-    assert stored(tmp_path, weights).keys() == {"a.weight"}
+    beside = f"{name.rpartition('.')[0]}.weight"
+    weights = {beside: torch.ones(2, 2), name: torch.ones(4).to(kind)}
+    assert stored(tmp_path, weights).keys() == {beside}
     checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.unread.keys() == {name}
     missing = weight_diagnosis(checkpoint.weights, unread=checkpoint.unread).missing

@@ -15,6 +15,7 @@ import ctrans
 from ctrans.interop import from_transformers
 from ctrans.interop.config_checks import check_settings
 from ctrans.interop.families import small_model
+from ctrans.interop.model_class import model_class
 from ctrans.training.monitor.log import read_log
 from solvers import ConfigError
 from tests.interop.models import inputs, made
@@ -373,6 +374,46 @@ def test_a_class_that_the_library_does_not_have_is_refused(on_demand, classes, w
 def test_the_first_class_that_is_known_counts(saved):
     edit(saved / "config.json", architectures=["MyGPT", "GPT2LMHeadModel"])
     assert isinstance(from_transformers(saved).model, transformers.GPT2LMHeadModel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("gpt2", "LlamaForCausalLM"),
+        ("gemma", "LlamaForCausalLM"),
+        ("mistral", "LlamaForCausalLM"),
+        ("granite", "LlamaForCausalLM"),
+        ("cohere", "LlamaForCausalLM"),
+        ("llama", "MistralForCausalLM"),
+    ],
+)
+def test_a_class_of_another_family_is_refused(family, kind):
+    settings = {"model_type": family, "architectures": [kind]}
+    with pytest.raises(ConfigError, match=f"says model_type = '{family}' and .* is a class of"):
+        model_class("config.json", settings, transformers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("gpt2", "GPT2Model"),
+        ("gpt-sw3", "GPT2LMHeadModel"),  # the library's tables pair the two
+        ("internlm3", "LlamaForCausalLM"),
+        ("llama4", "Llama4ForCausalLM"),  # the class is of a part
+        ("clip", "CLIPTextModel"),
+        ("funnel", "FunnelBaseModel"),  # of two default models
+        ("whisper", "WhisperEncoder"),
+        ("llama", None),
+    ],
+)
+def test_a_class_that_the_library_uses_for_a_family_is_found(family, kind):
+    settings = {"model_type": family}
+    if kind:
+        settings["architectures"] = [kind]
+    found = model_class("config.json", settings, transformers)
+    assert getattr(found, "__name__", None) == kind
 
 
 @pytest.mark.parametrize("classes", [None, []])

@@ -120,3 +120,13 @@ def test_a_class_that_the_library_does_not_have_leaves_the_two_not_compared(tmp_
     assert family_directory(directory) == directory
     assert "not compared" in reason_of(directory)
     assert "did you mean 'GPT2Model'?" in reason_of(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_a_class_of_another_family_is_refused_without_a_model(name, tmp_path):
+    directory = saved("llama", tmp_path)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "gemma"}))
+    with pytest.raises(ConfigError, match="model_type = 'gemma' and architectures = "):
+        family_directory(directory / name)

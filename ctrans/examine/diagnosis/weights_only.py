@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -76,13 +76,15 @@ def weight_diagnosis(
     directory: Path | None = None,
     *,
     unread: Mapping[str, str] | None = None,
+    left_out: Sequence[str] = (),
     allow_pickle: bool = False,
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra.
 
     Of buffers, such as masks, only entries that are not finite are read. The names and shapes in a
     `directory` are compared with its config.json. `unread` has the dtypes of tensors that are not
-    read, which `missing` names.
+    read, and `left_out` the names of what a training keeps next to the weights. `missing` names
+    both.
     """
     readings: Readings = {}
     excesses: dict[str, Excess] = {}
@@ -135,6 +137,11 @@ def weight_diagnosis(
         examples = ", ".join(f"{name} ({dtype})" for name, dtype in sorted(unread.items())[:NAMED])
         without["tensors that are no floating-point numbers"] = (
             f"{len(unread)} not read, such as {examples}: save weights as {', '.join(FLOATS)}"
+        )
+    if left_out:
+        examples = ", ".join(left_out[:NAMED])
+        without["what a training keeps next to the weights"] = (
+            f"{len(left_out)} left out, such as {examples}"
         )
     if directory is not None:
         try:
