@@ -241,7 +241,7 @@ class TrainRequest(OfTraining):
         """The request to resume a run that was executed so: what the user did not type is as
         before. With another number of processes, the threads are not.
         """
-        before = {
+        before: dict[str, Any] = {
             "device": execution.device,
             "use_tensorboard": execution.tensorboard,
             "eval_depth": execution.eval_depth,

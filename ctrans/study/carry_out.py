@@ -109,9 +109,11 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
         if not (as_begun and has_all_stored):
             raise
         described = store.about("description") or {}
-        begun = dataclasses.replace(study, source=described.get("source", study.source))
+        described_study = dataclasses.replace(study, source=described.get("source", study.source))
         return dataclasses.replace(
-            _with_store(begun, store, stored), are_present_data=False, unreadable=str(error)
+            _with_store(described_study, store, stored),
+            are_present_data=False,
+            unreadable=str(error),
         )
     if as_begun and has_all_stored and not present.names:
         begun = _with_store(study, store, stored)

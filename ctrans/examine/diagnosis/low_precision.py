@@ -183,8 +183,8 @@ def weights_in(
     """
     losses = InFormats(formats)
     for name, reader in weights.items():
-        for part in parts_of(name, reader()):
-            losses.add(*part)
+        for part_name, part in parts_of(name, reader()):
+            losses.add(*place_and_block(f"the weight {part_name}", part_name), part)
         progress(1)
     return losses.diagnoses()
 

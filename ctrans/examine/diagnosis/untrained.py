@@ -48,13 +48,6 @@ SAMPLE = 2**16
 """So many entries are compared with a law, at most."""
 ROUNDING = 2.0**-8
 """Of bfloat16."""
-EDGES = (
-    lambda rows, columns: 1 / math.sqrt(columns),
-    lambda rows, columns: math.sqrt(6 / (rows + columns)),
-    lambda rows, columns: math.sqrt(3 / columns),
-    lambda rows, columns: math.sqrt(6 / columns),
-)
-"""Where torch's uniform laws end: that of its layers, Xavier's, and LeCun's and He's."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ def _even_excess(matrix: Tensor, largest: float) -> float:
     """
     if matrix.numel() < FEWEST_ENTRIES:
         return math.inf
-    edge = min((each(*matrix.shape) for each in EDGES), key=lambda edge: abs(largest / edge - 1))
+    edge = min(_edges(*matrix.shape), key=lambda edge: abs(largest / edge - 1))
     from_edge = abs(largest / edge - 1) / (SURPRISE / matrix.numel() + ROUNDING)
     entries = _sampled(matrix).double() / largest
     below = (entries.sort().values + 1) / 2
@@ -116,6 +109,14 @@ def _even_excess(matrix: Tensor, largest: float) -> float:
     distance = float(torch.maximum(below - place, place + 1 / count - below).max())
     reached = math.sqrt((SURPRISE + math.log(2)) / 2 / count)  # by Kolmogorov's law
     return max(from_edge, distance / reached)
+
+
+def _edges(rows: int, columns: int) -> list[float]:
+    """Where torch's uniform laws end: that of its layers, Xavier's, and LeCun's and He's."""
+    return [
+        math.sqrt(square)
+        for square in (1 / columns, 6 / (rows + columns), 3 / columns, 6 / columns)
+    ]
 
 
 def _sampled(matrix: Tensor) -> Tensor:
