@@ -30,6 +30,7 @@ from ctrans.measure.reductions import (
     sample,
     sample_rows,
 )
+from ctrans.training.monitor.fitted_lengths import FittedLengths
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
 from ctrans.training.monitor.scores import Scores, scores_seen, weight_ahead
 from ctrans.training.monitor.sites import Site, Sites
@@ -59,6 +60,7 @@ class PassHooks:
         self._start: Tensor | None = None
         self._last: Tensor | None = None
         self._returning = False
+        self._lengths = FittedLengths()
 
     @property
     def seen(self) -> bool:
@@ -81,6 +83,10 @@ class PassHooks:
                 self._behind(way_out.module, site, partial(self._left, index, way_out))
             if site.state_norm is not None:
                 self._behind(site.state_norm, site, self._ended)
+                if site.may_learn_length:
+                    self._before(site.state_norm, site, self._summed)
+            if site.block_module is not None:
+                self._behind(site.block_module, site, self._left_last_block)
             if site.attention is not None:
                 self._before(site.attention, site, self._attending)
                 self._behind(site.attention, site, lambda *_: self._modes.close(), always=True)
@@ -247,6 +253,10 @@ class PassHooks:
             self._state(k, x)
             if needs_radius(site.sublayer):
                 self._figures["radius", k] = longest(x)
+            if site.may_learn_length:
+                self._lengths.enter(k, x)
+        if k and self.sites.by_depth[k - 1].state_norm is None:
+            self._summed(self.sites.by_depth[k - 1], x)
         if state.requires_grad:
             # removed again: X_0 may be a leaf that the next pass uses too
             self.hooks.callback(
@@ -291,12 +301,37 @@ class PassHooks:
         r = local(r)
         with torch.no_grad():
             self._measure("sublayer", k, r)
-            size = self._figures["rms", k].clamp(min=TINY)
-            self._figures["step_share", k] = site.length * self._figures["velocity", k] / size
             self._figures["longest", k] = longest(r)
+            if site.may_learn_length:
+                self._lengths.move(k, r)
+            else:
+                self._figures["step_share", k] = site.length * self._velocity_over_state(k)
+            if site.block_module is not None:
+                return  # it returns X_K
             is_last = k + 1 == len(self.sites.by_depth) and site.state_norm is None
             if is_last and self._last is not None:
                 self._arrived(self._last.reshape(r.shape) + site.length * r)
+
+    def _velocity_over_state(self, k: int) -> Tensor:
+        """|r_k|/|X_k|."""
+        return self._figures["velocity", k] / self._figures["rms", k].clamp(min=TINY)
+
+    def _summed(self, site: Site, total: Tensor) -> None:
+        """Measures the step of a length that may be learned, from X_k + h r_k."""
+        if ("velocity", site.k) not in self._figures or not self._lacks("step_share", site.k):
+            return
+        with torch.no_grad():
+            length_of_step = self._lengths.leave(site.k, local(total.detach()))
+            if length_of_step is not None:
+                share = length_of_step.abs() * self._velocity_over_state(site.k)
+                self._figures["step_share", site.k] = share
+
+    def _left_last_block(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
+        """Measures X_K, which the last block returns."""
+        if ("velocity", site.k) in self._figures and self._lacks("rms", site.k + 1):
+            self._summed(site, y)
+            with torch.no_grad():
+                self._arrived(local(y.detach()))
 
     def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         """Measures X_K behind its norm."""

@@ -4,7 +4,7 @@ sublayer and return its velocity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,10 @@ class Site:
     - `exits`: the sum of their outputs is the raw velocity r. Parallel attention and FFN have two
     - `attention`: computes the scores; None without attention
     - `router`: chooses experts, or is a map that knows its load; None without experts
-    - `length`: h in the step X + h r
+    - `length`: h in the step X + h r, as it was when the model was opened
+    - `may_learn_length`: whether a weight may be that length. Then passes fit it
+    - `block_module`: the module of the block that ends here and returns X + h r, for such a last
+      sublayer
 
     A model that is read by its sums has no such modules.
     """
@@ -47,6 +50,8 @@ class Site:
     state_norm: nn.Module | None = None
     attention: nn.Module | None = None
     router: nn.Module | None = None
+    may_learn_length: bool = False
+    block_module: nn.Module | None = None
 
     @property
     def place(self) -> str:
@@ -122,9 +127,14 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
         )
     opened = open_model(root, **opening)
     stream = None
-    if opened.imported is not None and isinstance(opened.imported.adapter, StreamAdapter):
-        stream = opened.imported.adapter
-    sites = _sites_in(root, opened.depth, by_modules=stream is None)
+    blocks: list[nn.Module] = []
+    if opened.imported is not None:
+        adapter = opened.imported.adapter
+        if isinstance(adapter, StreamAdapter):
+            stream = adapter
+        else:
+            blocks = adapter.blocks()
+    sites = _sites_in(root, opened.depth, blocks, by_modules=stream is None)
     description = opened.described.split(";")[0]
     return Sites(root, opened, sites, opened.vocabulary, description, stream=stream)
 
@@ -198,15 +208,22 @@ def _is_other_block(block: nn.Module, watched: set[int]) -> bool:
     return sum(map(has_matrix, block.modules())) > 1
 
 
-def _sites_in(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:
+def _sites_in(
+    root: nn.Module, depth: Depth, blocks: Sequence[nn.Module] = (), *, by_modules: bool = True
+) -> tuple[Site, ...]:
+    """The sites of the sublayers; `blocks` are the modules of another library's blocks."""
     sites = []
     modules_of_root = set(root.modules())
+    has_numbers_to_learn = any(weight.numel() == 1 for weight in root.parameters())
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
         hooked: Mapping[str, Any] = {}
         if sublayer in modules_of_root:
             hooked = _ours(sublayer)
         elif by_modules:
             hooked = _theirs(sublayer, modules_of_root)
+            is_last = k + 1 == len(depth.sublayers)
+            if has_numbers_to_learn and blocks:
+                hooked = {**hooked, **_with_learned_length(sublayer, blocks[-1], is_last=is_last)}
         sites.append(Site(k, k // depth.per_block, length, sublayer, **hooked))
     return tuple(sites)
 
@@ -225,6 +242,21 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
     if balanced:
         hooked["router"] = balanced[0]
     return hooked
+
+
+def _with_learned_length(
+    sublayer: Sublayer, last_block: nn.Module, *, is_last: bool
+) -> Mapping[str, Any]:
+    """What a site needs for a length that a weight may be. The sum X + h r is what the next
+    sublayer gets, or a norm around the state, or what the last block returns.
+    """
+    if sublayer.gain != 1:
+        return {}
+    if sublayer.state_norm is not None:
+        return {"may_learn_length": getattr(sublayer.state_norm, "module", None) is not None}
+    if is_last:
+        return {"may_learn_length": True, "block_module": last_block}
+    return {"may_learn_length": True}
 
 
 def _theirs(sublayer: Sublayer, modules_of_root: set[nn.Module]) -> Mapping[str, Any]:

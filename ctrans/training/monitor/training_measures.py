@@ -327,7 +327,10 @@ MEASURES.add(
             unit="share of what norm or weights allow",
         ),
         "step_share": Measure(
-            formula="|h r_k|/|X_k|: the length of a discrete step; in a step's first micro-batch",
+            formula=(
+                "|h r_k|/|X_k|: the length of a discrete step; in a step's first micro-batch. Where"
+                f" h may be a weight it is fitted to X_k+1 - X_k at the first {SAMPLE} tokens"
+            ),
             scope="sublayer",
             checks={
                 "step larger than the state": Check(
