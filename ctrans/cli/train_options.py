@@ -241,14 +241,14 @@ class TrainRequest(OfTraining):
         """The request to resume a run that was executed so: what the user did not type is as
         before. With another number of processes, the threads are not.
         """
-        before = {
+        before: dict[str, Any] = {
             "device": execution.device,
             "use_tensorboard": execution.tensorboard,
             "eval_depth": execution.eval_depth,
         }
         if execution.processes == number_of_processes():
             before["threads"] = execution.threads
-        changes = {
+        changes: dict[str, Any] = {
             name: value
             for name, value in before.items()
             if name not in self.typed and value is not None
