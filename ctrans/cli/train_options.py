@@ -248,7 +248,7 @@ class TrainRequest(OfTraining):
         }
         if execution.processes == number_of_processes():
             before["threads"] = execution.threads
-        changes = {
+        changes: dict[str, Any] = {
             name: value
             for name, value in before.items()
             if name not in self.typed and value is not None

@@ -123,8 +123,11 @@ def train(
     Ctrl-C and SIGTERM end the run after the present iteration, with a checkpoint: see
     `Trained.ending`. Raises ConfigError for invalid arguments, before it writes anything.
     """
+    place = Path(out).absolute()  # `observe` may change the working directory
     return carry_out_plan(
-        plan(model, config or TrainConfig(), data, out=out, overwrite=overwrite, parallel=parallel),
+        plan(
+            model, config or TrainConfig(), data, out=place, overwrite=overwrite, parallel=parallel
+        ),
         device=device,
         observe=observe,
     )
@@ -149,7 +152,7 @@ def resume(
     damaged, or a setting contradicts it.
     """
     check_names(changes)
-    planned = plan_to_resume(out, changes, data, parallel=parallel)
+    planned = plan_to_resume(Path(out).absolute(), changes, data, parallel=parallel)
     return carry_out_plan(planned, device=device, observe=observe)
 
 

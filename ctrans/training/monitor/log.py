@@ -27,6 +27,7 @@ from ctrans.base.given_files import cannot_read, nested_too_deep, read_lines
 from ctrans.base.json_values import is_step, plain
 from ctrans.measure.findings import Finding
 from ctrans.training.log import append_line, writing
+from ctrans.training.monitor.earlier_log import is_continued, set_aside
 from ctrans.training.monitor.log_lines import (
     Header,
     LogLine,
@@ -101,7 +102,8 @@ class MonitorLog:
 
 class LogWriter:
     """Writes the log of a directory. It drops lines after `start`, the step from which the training
-    continues.
+    continues. `goes_on` is whether it does, as from a memory; None: if `start` is not 0. It keeps
+    the log of another training under another name.
 
     Lines that cannot be written stay in memory, and the next line tries again; the logger
     "ctrans.training.monitor" warns once. If another monitor begins a log in the same directory,
@@ -109,12 +111,23 @@ class LogWriter:
     value that JSON lacks, and does not keep it.
     """
 
-    def __init__(self, directory: Path, header: Header, start: int = 0):
+    def __init__(
+        self, directory: Path, header: Header, start: int = 0, *, goes_on: bool | None = None
+    ):
         self.path = directory / LOG
         self._start = start
+        if goes_on is None:
+            goes_on = start > 0
+        self._goes_on = goes_on
+        self._place: tuple[int, int] | None = None
+        """The device and the number of the directory in which the log was begun."""
+        self._of = header
         self._header: LogLine = {"header": dataclasses.asdict(header), "writer": uuid.uuid4().hex}
         self._begun = False
+        self._looked = False
+        """Whether the log that was there is known to be this training's, or kept."""
         self._warned = False
+        self._said_lost = False
         self._process = os.getpid()
         self._reports = 0
         """Of the file and of those that wait."""
@@ -160,9 +173,24 @@ class LogWriter:
             raise ConfigError(
                 f"a fork of the process that writes {str(self.path)!r} writes nothing there"
             )
+        status = os.stat(self.path.parent)
+        place = (status.st_dev, status.st_ino)
+        if self._place not in (None, place):
+            raise ConfigError(
+                f"{str(self.path.parent)!r} is no longer the directory in which the monitor began:"
+                " nothing more is written there"
+            )
         writer = None
         if self._begun:
             writer = self._writer_of_file()
+        elif not self._looked:
+            self._keep_others()
+        if self._begun and writer is None and not self._said_lost:
+            self._said_lost = True
+            LOGGER.warning(
+                "%r was removed or cut while the training goes on: it lacks the reports so far",
+                str(self.path),
+            )
         if writer not in (None, self._header["writer"]):
             raise ConfigError(
                 f"another monitor writes {str(self.path)!r}: give each one its own out="
@@ -171,7 +199,22 @@ class LogWriter:
             append_line(self.path, self._waiting[0], ADVICE)
         else:
             self._rewrite()
+        self._place = place
         self._waiting.clear()
+
+    def _keep_others(self) -> None:
+        """Keeps the log of another training under another name, before this one takes its place."""
+        is_ours = is_continued(
+            _all_lines_of(self.path.parent),
+            self._of,
+            self.path,
+            self._start,
+            goes_on=self._goes_on,
+        )
+        if not is_ours:
+            set_aside(self.path)
+            self._start = 0
+        self._looked = True
 
     def _rewrite(self) -> None:
         """Writes the whole file: the lines in it that stay, and those that wait."""

@@ -54,7 +54,8 @@ class Monitor:
       `open_model` opens. Make the monitor before you shard the model
     - `every`: steps between reports. The first step also has a report. The monitor puts hooks into
       the model only for steps that report, and for the batch of the step before
-    - `out`: the directory of the log, which `ctrans watch` shows; None writes no log
+    - `out`: the directory of the log, which `ctrans watch` shows; None writes no log. The log of
+      another training there is kept as monitor-1.jsonl, with a warning
     - `probe_every`: steps between probes, which walk the model on the batch `held`, a pair (tokens,
       targets); None makes no probes
     - `limits`: limits of alarms, such as {"attention logits grow": {"limit": 100}} (see `ALARMS`)
@@ -122,7 +123,7 @@ class Monitor:
         self.unscaled = unscaled
         self.out: Path | None = None
         if out is not None:
-            self.out = Path(out)
+            self.out = Path(out).absolute()  # the training may change its working directory
         self.watch = Watch(limits)
         opening = {name: options[name] for name in OF_OPEN_MODEL if options[name] is not None}
         self.sites = sites_of(model, **opening)
@@ -142,6 +143,7 @@ class Monitor:
             told,
             every=every,
             start=start,
+            goes_on=start > 0 or memory is not None,
             total=total,
             tensorboard=tensorboard,
         )

@@ -33,6 +33,7 @@ class ReportWriter:
         *,
         every: int,
         start: int,
+        goes_on: bool,
         total: int | None,
         tensorboard: bool,
     ):
@@ -40,6 +41,7 @@ class ReportWriter:
         self.out = out
         self.every = every
         self.start = start
+        self.goes_on = goes_on
         self.total = total
         self.callbacks = list(callbacks)
         self.is_first_process = not distributed() or torch.distributed.get_rank() == 0
@@ -68,7 +70,8 @@ class ReportWriter:
             return
         if self.out is not None:
             if self._log is None:
-                self._log = LogWriter(self.out, self._header(report, heads), self.start)
+                header = self._header(report, heads)
+                self._log = LogWriter(self.out, header, self.start, goes_on=self.goes_on)
             self._log.report(report)
             for alarm in alarms:
                 self._log.finding(report.step, alarm)

@@ -138,8 +138,55 @@ def test_of_two_monitors_in_one_place_the_newer_has_the_log_and_the_older_says_s
     newer.close("the newer")
     log = read_log(tmp_path)
     assert (log.header.every, log.steps, log.ended) == (3, [1, 3, 6], "the newer")
-    assert len(said) == 1
-    assert f"another monitor writes {str(tmp_path / LOG)!r}" in said[0]
+    assert len(said) == 2
+    assert "is the log of another training: it is kept as" in said[0]
+    assert f"another monitor writes {str(tmp_path / LOG)!r}" in said[1]
+
+
+def test_a_log_stays_where_it_began_when_the_training_changes_its_directory(
+    tmp_path, monkeypatch, said
+):
+    (tmp_path / "elsewhere" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model, optimiser = small()
+    monitor = Monitor(model, every=1, out="run")
+    train(monitor, model, optimiser, 2)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(monitor, model, optimiser, 2)
+    monitor.close()
+    assert read_log(tmp_path / "run").steps == [1, 2, 3, 4]
+    assert not list((tmp_path / "elsewhere" / "run").iterdir())
+    assert not said
+
+
+def test_a_second_training_keeps_the_log_of_the_first(tmp_path, said):
+    for _ in range(3):
+        model, optimiser = small()
+        with Monitor(model, every=1, out=tmp_path) as monitor:
+            train(monitor, model, optimiser, 2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["monitor-1.jsonl", "monitor-2.jsonl", LOG]
+    for name in names[:2]:
+        (tmp_path / name).replace(tmp_path / LOG)
+        assert (read_log(tmp_path).steps, read_log(tmp_path).ended) == ([1, 2], "finished")
+    assert len(said) == 2
+
+
+def test_a_log_that_is_removed_or_whose_directory_is_replaced_is_said(tmp_path, said):
+    model, optimiser = small()
+    place = tmp_path / "run"
+    monitor = Monitor(model, every=1, out=place)
+    train(monitor, model, optimiser, 2)
+    (place / LOG).unlink()
+    train(monitor, model, optimiser, 1)
+    assert read_log(place).steps == [3]
+    assert ["was removed or cut while the training" in message for message in said] == [True]
+    place.rename(tmp_path / "moved")
+    place.mkdir()
+    train(monitor, model, optimiser, 1)
+    monitor.close()
+    assert not list(place.iterdir())
+    assert "is no longer the directory" in said[-1]
 
 
 def test_a_reaction_or_a_logger_that_fails_takes_no_alarm_away(said, reports_may_fail):

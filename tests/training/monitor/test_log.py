@@ -127,6 +127,35 @@ def test_a_run_that_goes_on_keeps_what_led_to_where_it_goes_on_from(tmp_path):
     assert read_log(tmp_path).steps == []
 
 
+OTHER = dataclasses.replace(HEADER, places=HEADER.places[:1], kinds=HEADER.kinds[:1])
+
+
+@pytest.mark.parametrize(
+    ("header", "start", "goes_on", "steps", "words"),
+    [
+        (HEADER, 100, None, [50, 100, 101], ""),
+        (HEADER, 0, True, [1], ""),
+        (HEADER, 500, None, [50, 100, 150, 501], "ends at step 150, and the training goes on from"),
+        (HEADER, 0, None, [1], "is the log of another training"),
+        (OTHER, 100, None, [101], "is the log of another training"),
+    ],
+)
+def test_a_log_is_continued_by_its_training_and_kept_from_another(
+    header, start, goes_on, steps, words, tmp_path, caplog
+):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in (50, 100, 150):
+        writer.report(Report(step, {"loss": 1.0}))
+    before = (tmp_path / LOG).read_bytes()
+    new = LogWriter(tmp_path, header, start, goes_on=goes_on)
+    new.report(Report(start + 1, {"loss": 1.0}))
+    assert read_log(tmp_path).steps == steps
+    kept = [path.read_bytes() for path in tmp_path.glob("monitor-1.jsonl")]
+    assert kept == [before] * ("another training" in words and "ends" not in words)
+    assert len(caplog.messages) == bool(words)
+    assert words in caplog.text
+
+
 def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
     writer = LogWriter(tmp_path, dataclasses.replace(HEADER, every=1))
     count = 3 * KEPT

@@ -1,0 +1,63 @@
+"""A log that is there already when a monitor begins its own. That of another training is kept under
+another name, and that of a training that goes on is gone on with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from ctrans.training.monitor.log_lines import Header, LogLine, header_of
+
+LOGGER = logging.getLogger("ctrans.training.monitor")
+
+
+def is_continued(
+    lines: Iterable[LogLine], header: Header, path: Path, start: int, *, goes_on: bool
+) -> bool:
+    """Whether a training with this header continues the log with these lines. It does if it goes on
+    from a step or a memory, with the sublayers of the log's header; or if the log has no more than
+    a header and an end. Logs a warning if the log lacks the steps before `start`.
+    """
+    last_step = 0
+    has_content = False
+    is_of_model = True
+    for line in lines:
+        earlier_header = header_of(line)
+        if earlier_header is not None:
+            is_of_model = _sublayers(earlier_header) == _sublayers(header)
+        elif "end" not in line:
+            has_content = True
+            last_step = max(last_step, line.get("step", 0))
+    if not has_content:
+        return True
+    if goes_on and is_of_model and last_step + max(header.every, 1) < start:
+        LOGGER.warning(
+            "%r ends at step %d, and the training goes on from step %d: the log lacks the steps"
+            " between; if it is of another training, give this one its own out=",
+            str(path),
+            last_step,
+            start,
+        )
+    return goes_on and is_of_model
+
+
+def _sublayers(header: Header) -> list[tuple[str, str]]:
+    return list(zip(header.places, header.kinds, strict=False))
+
+
+def set_aside(path: Path) -> None:
+    """Keeps the log of another training as monitor-1.jsonl, or with the next free number. The file
+    itself stays until another one replaces it. Raises OSError.
+    """
+    places = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
+    place = next(place for place in places if not os.path.lexists(place))
+    try:
+        os.link(path, place)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, place)
+    LOGGER.warning("%r is the log of another training: it is kept as %r", str(path), str(place))
