@@ -404,6 +404,7 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
                 family_directory(Path(value)),
                 unread=model.unread,
                 left_out=model.left_out,
+                files=model.files,
                 allow_pickle=request.allow_pickle,
             )
     return results, None, directory

@@ -154,8 +154,12 @@ def mark_of(findings: Sequence[Finding]) -> Mark:
 def answer_of_change(name: str, change: Diagnosis) -> Answer:
     """What changed, in a sentence."""
     parts = []
+    mark = mark_of(change.findings)
     if change.findings:
         parts.append(counted(change.findings))
+    elif not change.readings:
+        parts.append("not compared, as no weight and no figure of the one has a name of the other")
+        mark = "note"
     else:
         parts.append("no finding")
     moved = change.readings.get(UPDATE, [])
@@ -169,7 +173,7 @@ def answer_of_change(name: str, change: Diagnosis) -> Answer:
         if 0 < still < len(moved):
             parts.append(f"{still} of {len(moved)} weights did not change")
     parts += [f"{what}: {why}" for what, why in change.missing.items()]
-    return Answer(f"{name}: {'; '.join(parts)}.", mark_of(change.findings))
+    return Answer(f"{name}: {'; '.join(parts)}.", mark)
 
 
 def by_block(readings: Readings) -> list[str]:

@@ -49,6 +49,8 @@ from solvers import ConfigError
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth")
+ONE_OF_SEVERAL = re.compile(r"-\d{5}-of-(?P<files>\d{5})\.\w+$")
+"""How the names of shards end."""
 LONGEST_AXIS = 1 << 32
 """The most entries along an axis. A weight without numbers fits in any file, and its axes are read
 in parts.
@@ -82,13 +84,14 @@ class WeightsAndBuffers:
     counters and indices of whole numbers are left out.
 
     `left_out` has the names of what a training keeps next to the weights, such as the state of its
-    optimiser.
+    optimiser. `files` is the number of files of the model of which this is one, by its name.
     """
 
     weights: WeightReaders
     buffers: WeightReaders
     unread: Mapping[str, str]
     left_out: Sequence[str] = ()
+    files: int = 1
 
 
 def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReaders:
@@ -158,7 +161,15 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return WeightsAndBuffers(weights, buffers, unread, left_out)
+    return WeightsAndBuffers(weights, buffers, unread, left_out, _files_of_model(path))
+
+
+def _files_of_model(path: Path) -> int:
+    """How many files the model has of which this is one, as the name of a shard says; else 1."""
+    found = ONE_OF_SEVERAL.search(path.name)
+    if found is None or not os.path.isfile(path):
+        return 1
+    return max(int(found["files"]), 1)
 
 
 def _is_buffer(name: str, weight: Stored) -> bool:

@@ -55,6 +55,17 @@ WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "embedding_siz
 """Config entries with the width that heads divide."""
 BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Config entries with the number of blocks."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Config entries with the number of experts of a mixture."""
+EXPERTS_OF_A_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+)
+"""Config entries with the number of experts that each token gets."""
 
 
 @contextmanager
@@ -153,6 +164,16 @@ def _heads(found: re.Match[str], entries: Mapping[str, Any]) -> str:
     return ""
 
 
+def _chosen_experts(found: re.Match[str], entries: Mapping[str, Any]) -> str:
+    for part in _parts(entries):
+        experts = next((name for name in EXPERTS if isinstance(part.get(name), int)), None)
+        for name in EXPERTS_OF_A_TOKEN:
+            chosen = part.get(name)
+            if experts is not None and isinstance(chosen, int) and chosen > part[experts]:
+                return f"{name} = {chosen}: it must be at most {experts} = {part[experts]}"
+    return ""
+
+
 def _number_of_types(found: re.Match[str], entries: Mapping[str, Any]) -> str:
     blocks = int(found["blocks"])
     name = found["name"]
@@ -232,6 +253,7 @@ FAULTS = (
         _number_of_types,
     ),
     Fault(r"The `(?P<name>\w*layer_types)` entries must be in \((?P<allowed>.*?)\)", _unknown_type),
+    Fault("selected index k out of range", _chosen_experts),
     Fault(r"^KeyError: '(?P<type>\w+)'$", _type_of_others),
 )
 """The faults that are explained. One more needs one more entry."""

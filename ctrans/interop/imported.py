@@ -35,7 +35,7 @@ from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_f
 from ctrans.interop.model_adapter import OUTPUTS, REMEMBERED, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
-from ctrans.interop.probe_weights import random_states
+from ctrans.interop.probe_weights import random_states, versions_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.returned_loss import why_other_loss
@@ -144,8 +144,8 @@ class Imported(nn.Module):
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
         self._parts = _parts_of(self.depth)
         self._lengths = self.depth.lengths
-        # inputs for which the module was seen to compute as its parts
-        self._checked: list[Tensor] = []
+        # inputs, and versions of the weights, with which the module computed as its parts
+        self._checked: list[tuple[Tensor, tuple[int, ...]]] = []
 
     def factors(self, states: Sequence[Tensor]) -> Factors:
         """Whether its blocks compute with their matrices what was read, at any size of them, and at
@@ -214,7 +214,11 @@ class Imported(nn.Module):
         """Raises ConfigError if the module computes for these inputs otherwise than its parts, as
         they were read on the example.
         """
-        if any(torch.equal(tokens, checked) for checked in self._checked):
+        versions = versions_of(self.adapter.model)
+        is_checked = any(
+            same == versions and torch.equal(tokens, checked) for checked, same in self._checked
+        )
+        if is_checked:
             return
         axes = len(x.shape) - 2
         with torch.no_grad():
@@ -227,10 +231,10 @@ class Imported(nn.Module):
             raise ConfigError(
                 f"{self.config.model} computes for these inputs otherwise than for its example"
                 f" (relative difference {difference(computed, expected):.1g}), as with a number"
-                " that depends on their length, or a padding mask: open it with these inputs as"
-                " example="
+                " that depends on their length, a padding mask, or weights that have changed since"
+                " it was opened: open it again, with these inputs as example="
             )
-        self._checked = [*self._checked[1 - REMEMBERED :], tokens.detach().clone()]
+        self._checked = [*self._checked[1 - REMEMBERED :], (tokens.detach().clone(), versions)]
 
     def head(self, x: TokenRows) -> Tensor:
         """The model's output for the last block's output: logits, or the last hidden state of a

@@ -18,6 +18,7 @@ from ctrans.base.memory import check_fits, too_large_to_stay
 from ctrans.base.printable import one_line
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.config_errors import explaining_entries
 from ctrans.interop.hugging_face import from_transformers, load_local, open_local
 from ctrans.interop.hugging_face_files import CONFIG, directory_weights, read_settings
 from ctrans.interop.loss_names import Loss
@@ -160,9 +161,11 @@ def _from_transformers(
             if hasattr(loaded, "set_experts_implementation"):
                 loaded.set_experts_implementation("eager")
             imported = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
-            return open_probed(
-                loaded.requires_grad_(requires_grad=False), imported, directory, loss
-            ).eval()
+            settings = read_settings(directory / CONFIG)
+            with explaining_entries(repr(str(directory / CONFIG)), settings):
+                return open_probed(
+                    loaded.requires_grad_(requires_grad=False), imported, directory, loss
+                ).eval()
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(

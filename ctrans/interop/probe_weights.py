@@ -59,3 +59,10 @@ def _drawn(weight: Tensor, generator: torch.Generator) -> Tensor:
     else:
         drawn = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1])
     return drawn.to(weight)
+
+
+def versions_of(model: nn.Module) -> tuple[int, ...]:
+    """How often each weight was changed in place, as torch counts it: other numbers mean other
+    weights. Changes of `weight.data` are not counted.
+    """
+    return tuple(0 if weight.is_inference() else weight._version for weight in model.parameters())

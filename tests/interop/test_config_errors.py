@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from ctrans.interop import from_transformers
+from ctrans.interop import from_transformers, open_model
 from ctrans.interop.architecture import skeleton
 from ctrans.interop.config_errors import check_groups
 from solvers import ConfigError
@@ -97,3 +97,21 @@ def test_heads_that_no_family_groups_are_free():
     module.config = transformers.LlamaConfig(**{**TEXT, "num_key_value_heads": 3})
     with pytest.raises(ConfigError, match="num_key_value_heads = 3: it must divide"):
         check_groups("here", module)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "experts"), [("Mixtral", "num_local_experts"), ("Qwen3Moe", "num_experts")]
+)
+def test_more_experts_of_a_token_than_there_are_are_named(family, experts, tmp_path):
+    config = getattr(transformers, f"{family}Config")(**TEXT, **{experts: 4})
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    settings = json.loads(path.read_text()) | {"num_experts_per_tok": 99, experts: 4}
+    if experts == "num_experts":  # as in the files of its authors
+        settings.pop("num_local_experts", None)
+    path.write_text(json.dumps(settings))
+    with pytest.raises(
+        ConfigError, match=f"says num_experts_per_tok = 99: it must be at most {experts} = 4"
+    ):
+        open_model(tmp_path)

@@ -129,6 +129,35 @@ def test_inputs_for_which_a_module_computes_otherwise_are_refused(make):
     assert ctrans.costate(model, tokens, targets).loss == pytest.approx(expected, rel=1e-5)
 
 
+class Scales(Block):
+    """A learned factor, whose number is read when the model is opened."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        x = x + self.mixed(x)
+        return x + float(self.factor.detach()) * self.ffn(self.n2(x))
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_of_weights_that_changed_after_the_opening_it_says_so(seen):
+    model = made(lambda: Language(Scales))
+    tokens, targets = text()
+    opened = ctrans.open_model(model, example=tokens)
+    if seen:
+        ctrans.costate(opened, tokens, targets)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.factor.mul_(1.5)
+    with pytest.raises(ConfigError, match="weights that have changed since it was opened: open it"):
+        ctrans.costate(opened, tokens, targets)
+    again = ctrans.open_model(model, example=tokens)
+    expected = float(own_loss(model, tokens, targets).detach())
+    assert ctrans.costate(again, tokens, targets).loss == pytest.approx(expected, rel=1e-5)
+
+
 class Detached(Language):
     def depth_of(self, x):
         for k, block in enumerate(self.blocks):

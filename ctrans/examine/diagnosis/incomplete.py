@@ -8,9 +8,11 @@ some of those that most have. So only such a block counts, and a number that is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
+from ctrans.interop.config_errors import BLOCKS
 from ctrans.interop.weight_names import BLOCK
 from ctrans.measure.findings import Reading
 
@@ -53,6 +55,48 @@ def incomplete_blocks(names: Iterable[str]) -> list[Reading]:
             if behind > before + 1:
                 readings.append(_gap(before + 1, behind - 1, len(usual)))
     return readings
+
+
+def blocks_after_the_last(names: Iterable[str], config: Mapping[str, Any]) -> list[Reading]:
+    """How many blocks the config says that come after the last block with weights; nothing if no
+    weights are in numbered blocks, or the config has no number of blocks.
+
+    This is for a family that is not built in, of which the config says no names. Blocks may be in
+    lists of lists, and one block may be used several times: then nothing is lacking.
+    """
+    key, promised = _number_of_blocks(config)
+    lists: dict[str, set[tuple[int, ...]]] = {}
+    for name in names:
+        path = ""
+        numbers: tuple[int, ...] = ()
+        for part in name.split("."):
+            if BLOCK.fullmatch(part):
+                numbers = (*numbers, int(part))
+                lists.setdefault(path, set()).add(numbers)
+                part = "#"
+            path += f"{part}."
+    if any(len(members) == promised for members in lists.values()):
+        return []
+    ends = [
+        max(members)[0] for path, members in lists.items() if "#" not in path and len(members) > 1
+    ]
+    if not ends or promised <= max(ends) + 1:
+        return []
+    last = max(ends)
+    figure = f"config.json says {key} = {promised}, and the last block with weights is block {last}"
+    return [Reading(float(promised - last - 1), "the file", figure)]
+
+
+def _number_of_blocks(config: Mapping[str, Any]) -> tuple[str, int]:
+    """The entry of a config, or of its language model, with the number of blocks; 0 for none."""
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, dict):
+            continue
+        for key in BLOCKS:
+            number = part.get(key)
+            if isinstance(number, int) and not isinstance(number, bool):
+                return key, number
+    return "", 0
 
 
 def _gap(first: int, last: int, usual: int) -> Reading:

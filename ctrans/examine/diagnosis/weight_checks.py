@@ -42,7 +42,8 @@ MEASURES.add(
         "weights that a block lacks": Measure(
             formula=(
                 "names that most blocks of a list have and this one lacks; 0 of another kind. Of a"
-                " file, 1 if names or shapes are not those of its config.json"
+                " file, 1 if names or shapes are not those of its config.json, or the number of"
+                " blocks after its last that config.json says. Of a shard, the number of the others"
             ),
             scope="weight",
             checks={
@@ -50,7 +51,7 @@ MEASURES.add(
                     severity="serious",
                     source=(
                         "exact, by names and shapes: the block has no weight that the others lack,"
-                        " or the file is not what its config.json describes"
+                        " or the file is not what its config.json or its own name describes"
                     ),
                     impact=(
                         "What is not in the file keeps its initial value, and a library may say"

@@ -20,7 +20,7 @@ from ctrans.base.broken_entries import broken_entries
 from ctrans.base.median import median_of
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.incomplete import QUANTITY as LACKING
-from ctrans.examine.diagnosis.incomplete import incomplete_blocks
+from ctrans.examine.diagnosis.incomplete import blocks_after_the_last, incomplete_blocks
 from ctrans.examine.diagnosis.matrix_norms import (
     chunks,
     divided_chunks,
@@ -40,6 +40,7 @@ from ctrans.examine.diagnosis.untrained import (
 )
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.checkpoint_weights import WeightReaders
+from ctrans.interop.hugging_face_files import read_config
 from ctrans.interop.promised_weights import why_unlike_config
 from ctrans.interop.stored_weights import FLOATS
 from ctrans.interop.weight_names import GAIN, place_and_block
@@ -77,6 +78,7 @@ def weight_diagnosis(
     *,
     unread: Mapping[str, str] | None = None,
     left_out: Sequence[str] = (),
+    files: int = 1,
     allow_pickle: bool = False,
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra.
@@ -84,7 +86,7 @@ def weight_diagnosis(
     Of buffers, such as masks, only entries that are not finite are read. The names and shapes in a
     `directory` are compared with its config.json. `unread` has the dtypes of tensors that are not
     read, and `left_out` the names of what a training keeps next to the weights. `missing` names
-    both.
+    both. These weights are in one of the model's `files`.
     """
     readings: Readings = {}
     excesses: dict[str, Excess] = {}
@@ -148,12 +150,24 @@ def weight_diagnosis(
             reason = why_unlike_config(directory, allow_pickle=allow_pickle)
         except ConfigError as error:
             without["the weights beside config.json"] = f"not compared: {error}"
+            lacking += _blocks_after_the_last(weights, directory)
         else:
             figure = reason or "names and shapes are as its config.json says"
             lacking.append(Reading(float(bool(reason)), "the file", figure))
+    if files > 1:
+        figure = f"it is 1 of {files} files of the model: give the directory that has them all"
+        lacking.append(Reading(float(files - 1), "the other files", figure))
     if lacking:
         readings[LACKING] = lacking
     return WeightDiagnosis(WEIGHT_CHECKS.judge(readings), readings, without)
+
+
+def _blocks_after_the_last(weights: WeightReaders, directory: Path) -> list[Reading]:
+    """As `blocks_after_the_last`, by the config of the directory; nothing if it cannot be read."""
+    try:
+        return blocks_after_the_last(weights, read_config(directory))
+    except ConfigError:
+        return []
 
 
 def _broken_entries(name: str, buffer: Tensor) -> Reading | None:

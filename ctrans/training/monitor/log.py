@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +54,11 @@ KEPT = 512
 """The number of reports at which older ones are dropped."""
 DENSE = KEPT // 4
 """The number of newest reports that are never dropped."""
+MOST_OF_A_KIND = 4 * KEPT
+"""The most findings, probes, headers and ends each that are read of a log."""
+REPORT = "by"
+KINDS = ("header", REPORT, "finding", "alarm", "probe", "end")
+"""The entries that say what a line is."""
 PEAKS = ("highest_loss", "highest_gradient_norm")
 """Gauges of which the report after a dropped one keeps the larger value."""
 
@@ -249,7 +255,8 @@ def read_log(directory: str | Path) -> MonitorLog:
     has. Raises ConfigError if there is no log, or it cannot be read.
     """
     directory = Path(directory)
-    lines, remarks = newest_run(_few(_all_lines_of(directory)))
+    few, damaged, of_kinds = _few(_all_lines_of(directory))
+    lines, remarks = newest_run(few)
     headers = [header_of(line) for line in lines]
     reports = [report_of(line) for line in lines]
     findings = [finding_of(line) for line in lines]
@@ -266,7 +273,7 @@ def read_log(directory: str | Path) -> MonitorLog:
             f"{str(directory / LOG)!r} is no log of a monitor: give the directory of"
             " Monitor(out=...)"
         )
-    unread = sum(
+    unread = damaged + sum(
         all(content is None for content in contents)
         for contents in zip(headers, reports, findings, probes, ends, strict=True)
     )
@@ -278,23 +285,60 @@ def read_log(directory: str | Path) -> MonitorLog:
         list(_present(probes)),
         next(_present(reversed(ends)), ""),
         unread,
-        [*remarks, *further_remarks],
+        [*of_kinds, *remarks, *further_remarks],
     )
 
 
-def _few(lines: Iterable[LogLine]) -> list[LogLine]:
-    """The lines, with as few reports as a writer keeps."""
+def _few(lines: Iterable[LogLine]) -> tuple[list[LogLine], int, list[str]]:
+    """The lines, with as few reports as a writer keeps and at most `MOST_OF_A_KIND` of each other
+    kind; the number of damaged lines; and a remark on what is left out.
+
+    Of a kind with more lines the first half of them and the newest ones stay: the first alarm says
+    the most.
+    """
     few: list[LogLine] = []
-    reports = 0
+    counts: Counter[str] = Counter()
+    damaged = 0
+    left_out: Counter[str] = Counter()
     for line in lines:
+        kind = _kind(line)
+        if kind is None:
+            damaged += 1
+            continue
         few.append(line)
-        reports += count_reports([line])
-        if reports >= 2 * KEPT:
+        counts[kind] += 1
+        if kind == REPORT and counts[kind] >= 2 * KEPT:
             few = thinned(few)
-            reports = count_reports(few)
-    if reports >= KEPT:
-        return thinned(few)
-    return few
+            counts[kind] = count_reports(few)
+        elif kind != REPORT and counts[kind] > 2 * MOST_OF_A_KIND:
+            few = _first_and_newest(few, kind)
+            left_out[kind] += counts[kind] - MOST_OF_A_KIND
+            counts[kind] = MOST_OF_A_KIND
+    if counts[REPORT] >= KEPT:
+        few = thinned(few)
+    for kind, count in counts.items():
+        if kind != REPORT and count > MOST_OF_A_KIND:
+            few = _first_and_newest(few, kind)
+            left_out[kind] += count - MOST_OF_A_KIND
+    remarks = [
+        f"The log holds {left_out[kind] + MOST_OF_A_KIND:,} lines of the kind {kind!r}: the"
+        f" first and the newest {MOST_OF_A_KIND // 2:,} are shown."
+        for kind in left_out
+    ]
+    return few, damaged, remarks
+
+
+def _kind(line: LogLine) -> str | None:
+    """The kind of a line; None for one that no monitor writes."""
+    return next((kind for kind in KINDS if kind in line), None)
+
+
+def _first_and_newest(lines: Sequence[LogLine], kind: str) -> list[LogLine]:
+    """The lines with only the first and the newest ones of a kind."""
+    places = [i for i, line in enumerate(lines) if _kind(line) == kind]
+    half = MOST_OF_A_KIND // 2
+    dropped = set(places[half:-half])
+    return [line for i, line in enumerate(lines) if i not in dropped]
 
 
 def _present(contents: Iterable[Content | None]) -> Iterator[Content]:

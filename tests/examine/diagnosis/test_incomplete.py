@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ctrans import GPT, GPTConfig
-from ctrans.examine.diagnosis.incomplete import incomplete_blocks
+from ctrans.examine.diagnosis.incomplete import blocks_after_the_last, incomplete_blocks
 from ctrans.examine.diagnosis.weights_only import weight_diagnosis
-from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.interop.checkpoint_weights import checkpoint_weights, read_checkpoint
 from ctrans.interop.families import small_model
 
 ROLES = ("norm1.weight", "attn.qkv.weight", "attn.proj.weight", "norm2.weight", "mlp.up.weight")
@@ -111,3 +112,71 @@ def test_the_gate_compares_a_directory_with_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": "unheard"}))
     unknown = weight_diagnosis(checkpoint_weights(tmp_path), directory=tmp_path)
     assert "not compared" in unknown.missing["the weights beside config.json"]
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer"])
+@pytest.mark.parametrize("part", [None, "text_config"])
+def test_blocks_that_the_config_of_an_unknown_family_has_after_the_last_are_lacking(part, key):
+    config = {key: 6}
+    if part:
+        config = {part: config}
+    (reading,) = blocks_after_the_last(names(4), config)
+    assert (reading.value, reading.place) == (2.0, "the file")
+    assert (
+        reading.figure == f"config.json says {key} = 6, and the last block with weights is block 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("these", "config"),
+    [
+        (names(4), {"num_hidden_layers": 4}),
+        (names(5), {"num_hidden_layers": 4}),  # one more to predict further tokens
+        (names(4), {}),
+        (names(4), {"num_hidden_layers": None}),
+        (names(1), {"num_hidden_layers": 12}),  # one block for all, as ALBERT
+        (["embed.weight", "blocks.up.weight"], {"num_hidden_layers": 4}),  # a stack of all blocks
+        (
+            [f"stages.{i}.layers.{k}.{role}" for i in range(2) for k in range(3) for role in ROLES],
+            {"num_hidden_layers": 6},
+        ),
+    ],
+)
+def test_a_file_with_the_blocks_of_its_config_lacks_none(these, config):
+    assert blocks_after_the_last(these, config) == []
+
+
+def test_experts_are_no_blocks():
+    these = [f"layers.{k}.experts.{e}.up.weight" for k in range(4) for e in range(8)]
+    (reading,) = blocks_after_the_last(these, {"num_hidden_layers": 6})
+    assert reading.value == 2.0
+
+
+def test_the_gate_finds_blocks_that_an_unknown_family_lacks(tmp_path):
+    weights = {name: torch.randn(4, 4).clone for name in names(4)}
+    config = {"model_type": "unheard", "num_hidden_layers": 6}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (finding,) = [
+        finding
+        for finding in weight_diagnosis(weights, directory=tmp_path).findings
+        if finding.check == "block lacks weights"
+    ]
+    assert "num_hidden_layers = 6" in finding.figure
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00007", "pytorch_model-00002-of-00007"])
+def test_a_shard_alone_lacks_the_others(name, tmp_path):
+    path = tmp_path / f"{name}.safetensors"
+    save_file({"a.weight": torch.ones(2, 2)}, path)
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.files == 7
+    (finding,) = weight_diagnosis(checkpoint.weights, files=checkpoint.files).findings
+    assert (finding.check, finding.value) == ("block lacks weights", 6.0)
+    assert finding.figure == "it is 1 of 7 files of the model: give the directory that has them all"
+
+
+@pytest.mark.parametrize("name", ["model", "model-00001-of-00001", "step-1-of-3"])
+def test_a_file_that_is_no_shard_lacks_none(name, tmp_path):
+    path = tmp_path / f"{name}.safetensors"
+    save_file({"a.weight": torch.ones(2, 2)}, path)
+    assert read_checkpoint(path).files == 1

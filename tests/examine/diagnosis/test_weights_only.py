@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from ctrans import GPT, GPTConfig
+from ctrans.examine.diagnosed import answer_of_change
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.examine.diagnosis.weights_only import change, updates, weight_diagnosis
 from ctrans.interop.checkpoint_weights import read_checkpoint
@@ -302,6 +303,21 @@ def test_weights_of_one_checkpoint_only_are_counted():
     assert found.missing == {
         "figures of one of the two": f"0 of the first only, {6} of the second only"
     }
+
+
+def test_checkpoints_without_a_name_in_common_are_not_compared_and_not_good():
+    before = model()
+    after = {f"module.{name}": weight for name, weight in before.items()}
+    found = change(
+        diagnosed(before).readings,
+        diagnosed(after).readings,
+        updates(readers(before), readers(after)),
+    )
+    answer = answer_of_change("a to b", found)
+    assert answer.mark == "note"
+    assert "not compared, as no weight and no figure of the one has a name of the" in answer.text
+    same = change(diagnosed(before).readings, diagnosed(before).readings)
+    assert answer_of_change("a to b", same).mark == "good"
 
 
 def test_weights_of_ours_are_placed_by_block_and_not_by_sublayer():

@@ -408,3 +408,25 @@ def test_a_report_without_a_step_is_left_out(step, tmp_path):
     with (tmp_path / LOG).open("a") as file:
         file.write(json.dumps(line) + "\n")
     assert read_log(tmp_path).steps == [2]
+
+
+@pytest.mark.parametrize("kind", ["finding", "probe"])
+def test_of_very_many_lines_of_a_kind_the_first_and_the_newest_are_read(
+    kind, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ctrans.training.monitor.log.MOST_OF_A_KIND", 4)
+    writer = LogWriter(tmp_path, HEADER)
+    writer.report(Report(1, {"loss": 1.0}))
+    for step in range(1, 31):
+        if kind == "finding":
+            loss = Reading(3.0, "the loss", "loss = 3")
+            alarm = ALARMS.finding("loss spike", loss, limit="above 2", step=step, since=1)
+            writer.finding(step, alarm)
+        else:
+            writer.probe(step, {"sharpness": 3.0})
+    log = read_log(tmp_path)
+    kept = [entry["step"] for entry in [*log.findings, *log.probes]]
+    assert kept == [1, 2, 29, 30]
+    assert log.unread == 0
+    (remark,) = log.remarks
+    assert remark.startswith(f"The log holds 30 lines of the kind '{kind}': the first and")
