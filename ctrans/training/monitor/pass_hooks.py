@@ -32,7 +32,7 @@ from ctrans.measure.reductions import (
 )
 from ctrans.training.monitor.fitted_lengths import FittedLengths
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
-from ctrans.training.monitor.scores import Scores, scores_seen, weight_ahead
+from ctrans.training.monitor.scores import SeenScores, scores_seen, weight_ahead
 from ctrans.training.monitor.sites import Site, Sites
 from ctrans.training.monitor.training_measures import TINY, GaugeAt, Scope, measures_of
 
@@ -170,7 +170,7 @@ class PassHooks:
                 self._modes.enter_context(scores_seen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
 
-        def scored(scores: Scores) -> None:
+        def scored(scores: SeenScores) -> None:
             if 0 <= at < count:
                 self._scored(at, scores)
 
@@ -362,7 +362,7 @@ class PassHooks:
                 scores_seen(partial(self._scored, site.k), partial(self._failed, site.place))
             )
 
-    def _scored(self, k: int, scores: Scores) -> None:
+    def _scored(self, k: int, scores: SeenScores) -> None:
         """Measures the scores of an attention, unless the pass has them of an earlier one."""
         self._measure("head", k, scores.entries)
         if ("ahead", k) not in self._figures:

@@ -26,7 +26,7 @@ from ctrans.measure.attention.attention_calls import (
 from ctrans.measure.attention.row_entropy import entropy_of_rows
 
 
-class Scores(NamedTuple):
+class SeenScores(NamedTuple):
     """The scores of an attention in the first sequence.
 
     - `entries`: (heads, rows, columns) of `ROWS` queries, -inf where a row may not read. Columns
@@ -38,7 +38,7 @@ class Scores(NamedTuple):
     queries: int
 
 
-ScoresOf = Callable[..., Scores | None]
+ScoresOf = Callable[..., SeenScores | None]
 """The scores of a call with these arguments."""
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
@@ -49,7 +49,7 @@ in size. So a real score below this is taken for masked.
 
 
 def scores_seen(
-    seen: Callable[[Scores], None], failed: Callable[[Exception], None]
+    seen: Callable[[SeenScores], None], failed: Callable[[Exception], None]
 ) -> AttentionCalls:
     """Inside, calls `seen` with the scores before the softmax of each attention that torch
     computes, on the device. `failed` gets an error of it, which must not end the training.
@@ -118,7 +118,7 @@ def _visible(scores: Tensor) -> Tensor:
     return scores != -math.inf
 
 
-def _of_kernel(*args: Any, **kwargs: Any) -> Scores | None:
+def _of_kernel(*args: Any, **kwargs: Any) -> SeenScores | None:
     call = KernelCall(*args, **kwargs)
     if call.query.dim() < 3:
         return None
@@ -133,30 +133,30 @@ def _of_kernel(*args: Any, **kwargs: Any) -> Scores | None:
     scores = (q[:, rows] @ k.mT).float() * scale
     if call.is_causal:
         later = torch.arange(k.shape[-2], device=q.device) > rows.unsqueeze(-1)
-        return Scores(scores.masked_fill(later, -math.inf), q.shape[-2])
+        return SeenScores(scores.masked_fill(later, -math.inf), q.shape[-2])
     mask = call.attn_mask
     if mask is None:
-        return Scores(scores, q.shape[-2])
+        return SeenScores(scores, q.shape[-2])
     while mask.dim() > 3:
         mask = mask[0]
     mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])[..., rows, :]
     if mask.dtype == torch.bool:
-        return Scores(scores.masked_fill(~mask, -math.inf), q.shape[-2])
-    return Scores(_without_hidden(scores + mask.float()), q.shape[-2])
+        return SeenScores(scores.masked_fill(~mask, -math.inf), q.shape[-2])
+    return SeenScores(_without_hidden(scores + mask.float()), q.shape[-2])
 
 
-def _of_softmax(*args: Any, **kwargs: Any) -> Scores | None:
+def _of_softmax(*args: Any, **kwargs: Any) -> SeenScores | None:
     scores = softmax_input(*args, **kwargs)
     if scores.dim() < 4 or scores.shape[-1] < scores.shape[-2]:
         return None
     first = _first(scores)
     queries = first.shape[-2]
-    return Scores(_without_hidden(first[:, _rows(queries, first.device)].float()), queries)
+    return SeenScores(_without_hidden(first[:, _rows(queries, first.device)].float()), queries)
 
 
 def _of_multihead(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> Scores | None:
+) -> SeenScores | None:
     """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from
     one matrix.
     """
