@@ -3,7 +3,7 @@ pictures`, or NAME ... for some.
 
 python docs/_site/pictures.py [NAME ...]
 
-All take some minutes on two cores.
+All take some minutes on two cores, but for `text`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ PICTURES = {
     "xiong-warmup": ("-m ctrans study xiong-warmup --out it", "it/study.png"),
     "emadi-temperature": ("-m ctrans study emadi-temperature --out it", "it/study.png"),
     "kan-figure-1": ("-m ctrans study kan-figure-1 --out it", "it/study.png"),
+    # needs `make text`, and four processor hours
+    "text": ("-m ctrans study text --bin out/dictionaries --out it", "it/study.png"),
     "kan-table-1": ("-m ctrans study kan-table-1 --out it", "it/study.png"),
     "kan-table-2": ("-m ctrans study kan-table-2 --out it", "it/study.png"),
     "kim-initial-variance": ("-m ctrans study kim-initial-variance --out it", "it/study.png"),
