@@ -37,7 +37,9 @@ WHOLE = "blake2b-256:"
 MOST_IDS = 1 << 24
 """Token ids are below this number. The largest vocabularies have some 10^6."""
 COUNTED = 1 << 22
-"""The largest number of tokens of each split, from its start, whose frequencies are counted."""
+"""The largest number of tokens of each split whose frequencies are counted."""
+STRETCHES = 64
+"""In so many stretches these tokens lie over the split, if it is longer."""
 TRAIN = "train.bin"
 VALIDATION = "val.bin"
 Tokens = Integer[np.ndarray, " _"]
@@ -177,8 +179,8 @@ class Data:
         """-mean log p(target) in nats per target of the validation split: the loss of a model that
         has learned how often each target comes and nothing else.
 
-        p are the frequencies of the training split, with each count raised by 1. Both splits count
-        over their first `COUNTED` tokens.
+        p are the frequencies of the training split, with each count raised by 1. Of each split at
+        most `COUNTED` tokens count.
         """
         (_, learned), (_, targets), size = self._counted()
         return float(-np.log(_frequencies(learned, size)[targets]).mean())
@@ -189,8 +191,8 @@ class Data:
         place.
 
         p(v | u) = (n_uv + p_v)/(n_u + 1), with the counts n and the frequencies p of the training
-        split. Both splits count over their first `COUNTED` tokens. It is no bound: a trained model
-        without depth may smooth its table better.
+        split. Of each split at most `COUNTED` tokens count. It is no bound: a trained model without
+        depth may smooth its table better.
         """
         (inputs, learned), (test_inputs, targets), size = self._counted()
         pairs, pair_counts = np.unique(inputs * size + learned, return_counts=True)
@@ -216,13 +218,23 @@ class Data:
         }
 
     def _counted(self) -> tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens], int]:
-        """`_pairs` of the start of each split, and 1 + the largest target."""
+        """`_pairs` of a sample of each split, and 1 + the largest target."""
         for tokens in self._splits.values():
             check_unchanged(tokens)
-        train = self._pairs(self.train[:COUNTED].astype(np.int64))
-        validation = self._pairs(self.validation[:COUNTED].astype(np.int64))
+        train = self._pairs(self._sample(self.train).astype(np.int64))
+        validation = self._pairs(self._sample(self.validation).astype(np.int64))
         largest = max(int(targets.max()) for _, targets in (train, validation))
         return train, validation, 1 + largest
+
+    def _sample(self, tokens: Tokens) -> Tokens:
+        """At most `COUNTED` tokens, in stretches that lie evenly over the split: a long text often
+        begins with words that its rest does not have.
+        """
+        if len(tokens) <= COUNTED:
+            return tokens
+        length = COUNTED // STRETCHES
+        starts = np.linspace(0, len(tokens) - length, STRETCHES).astype(int)
+        return np.concatenate([tokens[start : start + length] for start in starts])
 
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """What a model without depth knows at each target, as a number, and the targets."""

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from ctrans.base.option import Count
-from ctrans.training.data import Data, Tokens
+from ctrans.training.data import COUNTED, Data, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Labelled(Data):
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
         return (u * (len(self.train) // self._row)).astype(np.int64) * self._row
+
+    def _sample(self, tokens: Tokens) -> Tokens:
+        """The first rows: all are of one kind."""
+        return tokens[:COUNTED]
 
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """A model without depth knows a token and its place."""

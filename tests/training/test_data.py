@@ -223,3 +223,12 @@ def test_ids_of_two_bytes_are_read_however_few_kinds_there_are(most, tmp_path):
     assert np.array_equal(from_bin(tmp_path, 8).train, ids % 65536)
     np.zeros(4000, "<u2").tofile(tmp_path / "train.bin")
     assert not from_bin(tmp_path, 8).train.any()
+
+
+def test_a_long_text_is_counted_all_over(monkeypatch):
+    """A text whose halves have other words: its start alone would know half of them."""
+    halves = np.repeat(np.arange(2), 3200) * 50 + np.random.default_rng(0).integers(0, 50, 6400)
+    data = Data(halves, halves, 8, "two halves")
+    whole = data.frequencies_loss()
+    monkeypatch.setattr("ctrans.training.data.COUNTED", 1600)
+    assert data.frequencies_loss() == pytest.approx(whole, abs=0.05)
