@@ -50,12 +50,16 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def listed_files(checkpoint: Path) -> set[str] | None:
-    """The names that SHA256SUMS lists; None without sums, as of a checkpoint that is not whole."""
+    """The names that SHA256SUMS lists; None without sums, as of a checkpoint that is not whole. A
+    kill may leave an empty file or the start of a line.
+    """
     try:
-        lines = (checkpoint / SUMS).read_bytes().splitlines()
+        recorded = (checkpoint / SUMS).read_bytes()
     except OSError:
         return None
-    return {_name(line) for line in lines}
+    if not recorded.endswith(b"\n"):
+        return None
+    return {_name(line) for line in recorded.splitlines()}
 
 
 def _lines(files: Iterable[Path], checkpoint: Path) -> bytes:

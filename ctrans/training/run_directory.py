@@ -381,8 +381,8 @@ class RunDirectory:
         return None
 
     def _copies(self) -> list[Path]:
-        """The paths of links that are no links."""
-        paths = [self.directory / name for name in (LAST, BEST)]
+        """The paths of links that are no links, also of links that a kill left unfinished."""
+        paths = [self.directory / name for name in (LAST, BEST, f".{LAST}", f".{BEST}")]
         return [path for path in paths if path.exists() and not path.is_symlink()]
 
     def _link(self, name: str, step: int) -> None:
