@@ -382,7 +382,9 @@ class RunDirectory:
 
     def _copies(self) -> list[Path]:
         """The paths of links that are no links, also of links that a kill left unfinished."""
-        paths = [self.directory / name for name in (LAST, BEST, f".{LAST}", f".{BEST}")]
+        paths = [self.directory / name for name in (LAST, BEST)]
+        unfinished = [self.directory / f".{name}" for name in (LAST, BEST)]
+        paths += [path for path in unfinished if (path / SUMS).is_file()]
         return [path for path in paths if path.exists() and not path.is_symlink()]
 
     def _link(self, name: str, step: int) -> None:
