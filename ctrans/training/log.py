@@ -228,7 +228,8 @@ def cut(directory: Path, step: int) -> None:
 
 
 class _Kept:
-    """The lines of a log that a run keeps when it continues from a step. After they were read,
+    """The lines of a log that a run keeps when it continues from a step. A row of a step that was
+    there is none of the run's: someone added it. After the lines were read,
     `last_step` is that of the last row, and `missing` the number of iterations without a row before
     it.
     """
@@ -253,7 +254,11 @@ class _Kept:
 
     def _is_kept(self, row: Row) -> bool:
         is_at_step = row["step"] == self.step and "settings" not in row
-        return bool(row["step"] < self.step or is_at_step)
+        is_once_more = self.last_step is not None and (
+            row["step"] < self.last_step
+            or (row["step"] == self.last_step and not row.keys() & {"settings", "diverged"})
+        )
+        return bool((row["step"] < self.step or is_at_step) and not is_once_more)
 
 
 def set_aside(directory: Path, generation: str, new: str) -> None:

@@ -208,14 +208,24 @@ def test_the_log_of_another_run_is_refused(name, row, run, first, is_of_run, tmp
 
 
 def test_a_long_log_is_cut_and_summed_up_a_row_at_a_time(tmp_path):
-    line = json.dumps({"step": 1, **ROW, "more": 500 * "x"}) + "\n"
-    (tmp_path / log.LOG).write_text(4000 * line)
+    rows = ({"step": step, **ROW, "more": 500 * "x"} for step in range(4000))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / log.LOG).write_text(text)
     tracemalloc.start()
     try:
-        log.cut(tmp_path, 1)
+        log.cut(tmp_path, 4000)
         log.summary(log.read(tmp_path))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < len(line) * 4000 / 4
-    assert (tmp_path / log.LOG).read_text() == 4000 * line
+    assert peak < len(text) / 4
+    assert (tmp_path / log.LOG).read_text() == text
+
+
+def test_a_row_of_a_step_that_was_there_is_not_kept(tmp_path):
+    rows = [{"step": step, **ROW} for step in range(3)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    added = [{"step": 1}, {"step": 2, **ROW}]
+    (tmp_path / log.LOG).write_text(text + "".join(json.dumps(row) + "\n" for row in added))
+    log.cut(tmp_path, 3)
+    assert (tmp_path / log.LOG).read_text() == text
