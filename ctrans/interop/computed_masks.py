@@ -148,15 +148,12 @@ def _of_text(
     """The tokens alone that are of an id which other tokens read elsewhere, such as a separator
     with which a sequence ends: a document of one token. Padding of such an id comes in runs.
     """
-    if not read.any():
-        return torch.zeros_like(alone)
     in_text = torch.isin(ids, ids[read])
-    run = alone.clone()
-    for shift in range(1, RUN):
-        run &= alone.roll(shift, -1)
-    in_run = run.clone()
-    for shift in range(1, RUN):
-        in_run |= run.roll(-shift, -1)
+    in_run = torch.zeros_like(alone)
+    if alone.shape[-1] >= RUN:
+        runs = alone.unfold(-1, RUN, 1).all(-1)  # by the place at which they begin
+        for place in range(RUN):
+            in_run[:, place : place + runs.shape[-1]] |= runs
     return in_text & ~in_run
 
 

@@ -229,9 +229,10 @@ def cut(directory: Path, step: int) -> None:
 
 class _Kept:
     """The lines of a log that a run keeps when it continues from a step. A row of a step that was
-    there is none of the run's: someone added it. After the lines were read,
-    `last_step` is that of the last row, and `missing` the number of iterations without a row before
-    it.
+    there is none of the run's: someone added it.
+
+    After the lines were read, `last_step` is that of the last row, and `missing` the number of
+    iterations without a row before it.
     """
 
     def __init__(self, step: int):

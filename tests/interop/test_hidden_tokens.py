@@ -280,3 +280,25 @@ def test_equal_ids_at_the_end_that_no_mask_hides_are_named():
     unmasked = MasksItself(lambda text: CAUSAL).eval()
     assert "3 tokens at the ends" in open_model(unmasked, example=ids).described
     assert "at the ends" not in open_model(unmasked, example=IDS).described
+
+
+def test_tokens_alone_are_padding_only_in_runs_that_end_with_the_sequence():
+    """Three documents of one token, of the separator that the text begins with: the first and the
+    last tokens of a sequence are no run.
+    """
+    alone = [0, 6, 7]
+    unread = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    unread[alone] = True
+    unread[:, alone] = True
+    unread[alone, alone] = False
+    text = torch.ones(8, 8, dtype=torch.bool).triu(1)  # a second sequence, whose separator is read
+    ids = torch.tensor([[9, 1, 2, 3, 4, 5, 9, 8], [9, 1, 2, 3, 4, 5, 6, 8]])
+    ids[1, 3] = 8
+    hidden = hidden_tokens(torch.stack([unread, text]), ids)
+    assert not hidden.any()
+    unread[5] = True
+    unread[:, 5] = True
+    unread[5, 5] = False
+    ids[0, 5] = 9
+    hidden = hidden_tokens(torch.stack([unread, text]), ids)
+    assert hidden[0].tolist() == [False] * 5 + [True] * 3

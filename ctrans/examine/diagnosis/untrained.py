@@ -69,9 +69,9 @@ def excess_of(matrix: Tensor, norm: float, largest: float) -> Excess:
     fourth = 0.0
     start = 0
     for chunk in divided_chunks(matrix, unit):
-        squares = chunk.square()
-        of_rows[start : start + len(chunk)] = squares.sum(1)
-        of_columns += squares.sum(0)
+        squares = chunk.double().square()  # fourth powers leave the range of float32
+        of_rows[start : start + len(chunk)] = squares.sum(1).cpu()
+        of_columns += squares.sum(0).cpu()
         fourth += float(squares.square().sum())
         start += len(chunk)
     square = float(of_rows.sum()) / matrix.numel()
@@ -122,7 +122,7 @@ def _edges(rows: int, columns: int) -> list[float]:
 def _sampled(matrix: Tensor) -> Tensor:
     """Entries of a matrix: all, or as many as `SAMPLE` at random places."""
     if matrix.numel() <= SAMPLE:
-        return matrix.flatten()
+        return matrix.flatten().cpu()
     generator = torch.Generator().manual_seed(0)
     places = torch.randint(matrix.numel(), (SAMPLE,), generator=generator)
     return matrix[places // matrix.shape[1], places % matrix.shape[1]].cpu()
@@ -134,7 +134,7 @@ def untrained_blocks(excesses: Mapping[str, Excess]) -> list[Reading]:
     """
     lists: dict[str, dict[int, list[float]]] = {}
     for name, excess in excesses.items():
-        block = block_of(name)
+        block = _block_of(name)
         if block is not None:
             lists.setdefault(_list_of(name), {}).setdefault(block, []).append(excess.independent)
     return [
@@ -152,7 +152,7 @@ def untrained_weights(excesses: Mapping[str, Excess]) -> list[Reading]:
     return [*_of_roles(excesses), *_outside(excesses)]
 
 
-def block_of(name: str) -> int | None:
+def _block_of(name: str) -> int | None:
     """The number of the block that a weight belongs to; None outside of blocks."""
     return place_and_block("", name)[1]
 
@@ -166,7 +166,11 @@ def _list_of(name: str) -> str:
 
 
 def _of_list(path: str, blocks: Mapping[int, Sequence[float]], *, several: bool) -> list[Reading]:
-    largest = {block: max(of_block) for block, of_block in blocks.items() if _tells(of_block)}
+    largest = {
+        block: max(of_block)
+        for block, of_block in blocks.items()
+        if len(of_block) >= FEWEST_MATRICES
+    }
     readings: list[Reading] = []
     if len(largest) < 2:
         return readings
@@ -178,10 +182,6 @@ def _of_list(path: str, blocks: Mapping[int, Sequence[float]], *, several: bool)
         figure = _figure(own, others, "independent")
         readings.append(Reading(others if own <= 1 else 0.0, place, figure, block))
     return readings
-
-
-def _tells(of_block: Sequence[float]) -> bool:
-    return len(of_block) >= FEWEST_MATRICES
 
 
 def _figure(own: float, others: float, law: str) -> str:
@@ -221,7 +221,7 @@ def _beside(name: str, own: Excess, others: Sequence[Excess]) -> Reading:
 def _outside(excesses: Mapping[str, Excess]) -> Iterator[Reading]:
     of_blocks: dict[tuple[str, int], float] = {}
     for name, excess in excesses.items():
-        block = block_of(name)
+        block = _block_of(name)
         if block is not None:
             key = _list_of(name), block
             of_blocks[key] = max(of_blocks.get(key, 0.0), excess.independent)
@@ -229,7 +229,7 @@ def _outside(excesses: Mapping[str, Excess]) -> Iterator[Reading]:
         return
     blocks = statistics.median_high(of_blocks.values())
     for name, excess in excesses.items():
-        if block_of(name) is None:
+        if _block_of(name) is None:
             figure = (
                 f"its entries differ from even draws by {excess.even:.2g} times what they reach by"
                 f" chance; the blocks from independent ones by {blocks:.2g} times"

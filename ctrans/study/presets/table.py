@@ -44,6 +44,18 @@ VARIANCE_GROWS = Contrast("Pre-LN's variance grows more in training", PRE, PERI,
 ENTRIES_GROW = Contrast(
     "Pre-LN's largest entry grows more beside the median one", PRE, PERI, "massive grown"
 )
+SHORT_HOLDS_PRE = Contrast(
+    "Pre-LN's last state is larger at dt 1 than at 0.1", PRE | LONG, PRE | SHORT, "size"
+)
+SHORT_HOLDS_PERI = Contrast(
+    "Peri-LN's last state is larger at dt 1 than at 0.1", PERI | LONG, PERI | SHORT, "size"
+)
+PRE_IS_LARGER = Contrast(
+    "at dt 1 Pre-LN's last state is larger than Peri-LN's", PRE | LONG, PERI | LONG, "size"
+)
+SHORT_HELPS_PRE = Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE | LONG, PRE | SHORT)
+PERI_IS_LOWER = Contrast("at dt 1 Peri-LN ends lower than Pre-LN", PRE | LONG, PERI | LONG)
+SHORT_HELPS_PERI = Contrast("Peri-LN ends lower at dt 0.1 than at 1", PERI | LONG, PERI | SHORT)
 
 
 PRESETS: dict[str, Preset] = {
@@ -77,9 +89,9 @@ PRESETS: dict[str, Preset] = {
         "at dt 1 Pre-LN ends at 5.43 and Peri-LN at 3.12, at dt 0.1 at 3.13 and 3.10 (124M)",
         "Kan et al., arXiv 2510.09904, table 2",
         [
-            Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE | LONG, PRE | SHORT),
-            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", PRE | LONG, PERI | LONG),
-            Contrast("Peri-LN ends lower at dt 0.1 than at 1", PERI | LONG, PERI | SHORT),
+            SHORT_HELPS_PRE,
+            PERI_IS_LOWER,
+            SHORT_HELPS_PERI,
             Contrast("Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1", PRE | LONG, PERI | SHORT),
         ],
         small=DEEP,
@@ -94,12 +106,7 @@ PRESETS: dict[str, Preset] = {
         " linearly; dt 0.1 holds both",
         "Kan et al., arXiv 2510.09904, figure 1 and theorems 3 and 4",
         [
-            Contrast(
-                "at dt 1 Pre-LN's last state is larger than Peri-LN's",
-                PRE | LONG,
-                PERI | LONG,
-                "size",
-            ),
+            PRE_IS_LARGER,
             Contrast(
                 "Peri-LN's exponent is at most 1 (+ 0.1)",
                 PERI,
@@ -107,15 +114,8 @@ PRESETS: dict[str, Preset] = {
                 beyond=1.1,
                 sign=-1,
             ),
-            Contrast(
-                "Pre-LN's last state is larger at dt 1 than at 0.1", PRE | LONG, PRE | SHORT, "size"
-            ),
-            Contrast(
-                "Peri-LN's last state is larger at dt 1 than at 0.1",
-                PERI | LONG,
-                PERI | SHORT,
-                "size",
-            ),
+            SHORT_HOLDS_PRE,
+            SHORT_HOLDS_PERI,
         ],
         small=DEEP | {"learning_rate": 1e-2},
         paper=XL,
@@ -133,21 +133,9 @@ PRESETS: dict[str, Preset] = {
         "Kan et al., arXiv 2510.09904, figure 1 and table 2; Kim et al., arXiv 2502.02732, section"
         " 4.3; Emadi, section 7",
         [
-            Contrast(
-                "Pre-LN's last state is larger at dt 1 than at 0.1", PRE | LONG, PRE | SHORT, "size"
-            ),
-            Contrast(
-                "Peri-LN's last state is larger at dt 1 than at 0.1",
-                PERI | LONG,
-                PERI | SHORT,
-                "size",
-            ),
-            Contrast(
-                "at dt 1 Pre-LN's last state is larger than Peri-LN's",
-                PRE | LONG,
-                PERI | LONG,
-                "size",
-            ),
+            SHORT_HOLDS_PRE,
+            SHORT_HOLDS_PERI,
+            PRE_IS_LARGER,
             Contrast(
                 "Peri-LN's exponent is at most 1 (+ 0.1)",
                 PERI | LONG,
@@ -167,9 +155,9 @@ PRESETS: dict[str, Preset] = {
                 PERI | LONG,
                 "massive grown",
             ),
-            Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE | LONG, PRE | SHORT),
-            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", PRE | LONG, PERI | LONG),
-            Contrast("Peri-LN ends lower at dt 0.1 than at 1", PERI | LONG, PERI | SHORT),
+            SHORT_HELPS_PRE,
+            PERI_IS_LOWER,
+            SHORT_HELPS_PERI,
             Contrast(
                 "mean theta of trained Pre-LN is above 0.9", PRE | LONG, figure="theta", beyond=0.9
             ),

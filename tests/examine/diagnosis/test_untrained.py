@@ -99,6 +99,15 @@ def test_rows_of_unlike_lengths_exceed_random_entries_by_their_spread(axis):
     assert excess(weight).independent == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e10])
+def test_the_excess_over_independent_draws_has_no_scale(size):
+    weight = torch.randn(80, 300, generator=torch.Generator().manual_seed(0))
+    weight = weight * torch.linspace(0.5, 1.5, 80).unsqueeze(1)
+    wanted = excess(weight).independent
+    assert wanted > 1
+    assert excess(size * weight).independent == pytest.approx(wanted, rel=1e-4)
+
+
 def like(**independent):
     return {name.replace("_", "."): Excess(value, 9.0) for name, value in independent.items()}
 
