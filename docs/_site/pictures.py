@@ -52,7 +52,7 @@ PICTURES = {
     "emadi-temperature": ("-m ctrans study emadi-temperature --out it", "it/study.png"),
     "kan-figure-1": ("-m ctrans study kan-figure-1 --out it", "it/study.png"),
     # needs `make text`, and four processor hours
-    "text": ("-m ctrans study text --bin out/dictionaries --out it", "it/study.png"),
+    "text": (f"-m ctrans study text --bin {ROOT}/out/dictionaries --out it", "it/study.png"),
     "kan-table-1": ("-m ctrans study kan-table-1 --out it", "it/study.png"),
     "kan-table-2": ("-m ctrans study kan-table-2 --out it", "it/study.png"),
     "kim-initial-variance": ("-m ctrans study kim-initial-variance --out it", "it/study.png"),

@@ -203,6 +203,12 @@ def test_small_is_small(name):
     assert cost_of(study.runs(), speed).hours(2) < limit
 
 
+def test_a_preset_of_a_text_reads_that_text_and_no_other():
+    preset = PRESETS["text"]
+    assert preset.study("text", "small").source["bin"] == "out/dictionaries"
+    assert preset.study("text", "paper").source["bin"] is None
+
+
 def test_a_wrong_scale_is_refused():
     with pytest.raises(ConfigError, match="small or paper"):
         PRESETS["depth"].study("depth", "tiny")

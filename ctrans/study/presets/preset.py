@@ -29,6 +29,7 @@ class Preset:
     - `notes`: what a small model cannot show, and differences from the paper
     - `paper_vary`: fields that vary differently in `paper`
     - `tasks`: of `small` and `paper`, each of `ctrans.training.tasks.TASKS`, or "" for text
+    - `text`: nanoGPT's files for `small`, unless others are given; "" for the usual text
     """
 
     claim: str
@@ -44,6 +45,7 @@ class Preset:
     notes: str = ""
     paper_vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tasks: tuple[str, str] = (TASK, "")
+    text: str = ""
 
     def study(self, name: str, scale: str) -> Study:
         """The study at that scale. Raises ConfigError for an unknown one."""
@@ -59,6 +61,8 @@ class Preset:
         source: Source = {"file": None, "bin": None}
         if task:
             source = {"task": task}
+        elif scale == "small" and self.text:
+            source = {"file": None, "bin": self.text}
         return Study(
             f"{name}-{scale}",
             base,

@@ -167,8 +167,9 @@ PRESETS: dict[str, Preset] = {
         vary=LONG_AND_SHORT,
         seeds=NEW_SEEDS[:3],
         measure=["moments", "massive", "attention"],
-        notes="`small` is for the text of `make text`: give it with --bin",
+        notes="`small` reads the text that `make text` makes, from a clone's directory",
         tasks=("", ""),
+        text="out/dictionaries",
     ),
     "kim-learning-rate": Preset(
         "over learning rates Peri-LN's best loss is below Pre-LN's and its loss depends on the rate"
