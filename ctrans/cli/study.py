@@ -12,6 +12,7 @@ from ctrans.cli.ending import check_outputs, end
 from ctrans.cli.request import absolute_paths, check_exclusive, command_of
 from ctrans.cli.say import say
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
+from ctrans.report.ownership import is_own_file
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.database import FILE, STORE_FILES, Store, open_store
@@ -96,9 +97,21 @@ def _study(request: StudyRequest) -> Study:
     changes: dict[str, Any] = {}
     if names_data:
         changes["source"] = source
+    elif not request.name.endswith(TOML):
+        _check_text(request, study)
     if request.budget is not None:
         changes["budget"] = request.budget
     return dataclasses.replace(study, **changes)
+
+
+def _check_text(request: StudyRequest, study: Study) -> None:
+    """Raises ConfigError if the preset has a text of its own, which is not there."""
+    place = study.source.get("bin")
+    if place and not request.report and not Path(place).is_dir():
+        raise ConfigError(
+            f"{request.name} reads {place!r}, which is not there: make it with `make text` in a"
+            " clone of ctrans and start the study there, or give a text of yours by --bin or --file"
+        )
 
 
 def _preset(request: StudyRequest) -> Preset:
@@ -126,10 +139,33 @@ def _check(request: StudyRequest, directory: Path) -> None:
     if request.ray is not None:
         check_ray()
     exported: list[str] = []
-    for form in request.formats:
-        export.check_format(form)
+    for form in _formats(request, directory):
+        try:
+            export.check_format(form)
+        except ConfigError as error:
+            if form in request.formats:
+                raise
+            raise ConfigError(
+                f"{str(directory)!r} has an earlier export as {form}, which would not fit the new"
+                f" study.json: move it away. {error}"
+            ) from None
         exported += export.names(form)
     check_outputs(request, directory, exported, STORE_FILES)
+
+
+def _formats(request: StudyRequest, directory: Path) -> list[str]:
+    """The formats of the tables: those asked for, and those of an earlier export that is there. It
+    would say less than the new result beside it.
+    """
+    there = [
+        form
+        for form in export.FORMATS
+        if any(
+            path.is_file() and path.stat().st_size and is_own_file(path)
+            for path in (directory / name for name in export.names(form))
+        )
+    ]
+    return list(dict.fromkeys([*request.formats, *there]))
 
 
 def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -> None:
@@ -155,7 +191,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "verdict": _verdict(request, plan, runs, floor),
     }
     files: dict[str, Callable[[], bytes]] = {}
-    for form in request.formats:
+    for form in _formats(request, directory):
         files |= export.files(form, store, plan.keys_today, outcomes)
     failures = []
     if failed:

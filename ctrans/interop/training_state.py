@@ -25,6 +25,11 @@ COPIES = re.compile(
     r"(?P<whole>^((model_)?ema|(fp32_)?master)(_(model|params|weights|state_dict))?)\."
 )
 """Names of a second copy of all weights, such as an average. Alone in a file they are the model."""
+BESIDE = re.compile(
+    r"(?P<weight>(^|.*[._])(weight|bias))"
+    r"_(m|v|mom|momentum|moment\w*|(exp_)?avg(_sq)?|ema|grad|master|fp32)$"
+)
+"""Names of what a training keeps of a weight beside it, as `weight_m` beside `weight`."""
 UNNAMED = re.compile(r"(^|\.)_extra_state")
 """Names of settings of Transformer Engine, which many models have in each layer."""
 
@@ -33,7 +38,11 @@ def without_state(path: Path, tensors: Mapping[str, Value]) -> tuple[dict[str, V
     """The tensors without those of a training, and the names of what was left out, in quotes: each
     part with all that is below it once. Raises ConfigError if nothing else is there.
     """
-    kept = {name: value for name, value in tensors.items() if not STATE.search(name)}
+    kept = {
+        name: value
+        for name, value in tensors.items()
+        if not STATE.search(name) and not _is_beside_a_weight(name, tensors)
+    }
     if tensors and not kept:
         raise ConfigError(
             f"{str(path)!r} holds only what a training keeps next to the weights, such as"
@@ -46,6 +55,11 @@ def without_state(path: Path, tensors: Mapping[str, Value]) -> tuple[dict[str, V
         shown(_part(name)) for name in tensors if name not in kept and not UNNAMED.search(name)
     ]
     return kept, list(dict.fromkeys(left_out))
+
+
+def _is_beside_a_weight(name: str, tensors: Mapping[str, Value]) -> bool:
+    found = BESIDE.match(name)
+    return found is not None and found["weight"] in tensors
 
 
 def _part(name: str) -> str:

@@ -1,7 +1,7 @@
 """Which files a command may replace: those that ctrans wrote, and with --overwrite any.
 
 Two kinds stay also with --overwrite: what the command reads, and the checkpoints of training runs.
-Every command asks here before it computes. What a file is, its first bytes say; a picture is ours
+Every command asks here before it computes. What a file is, its own bytes say; a picture is ours
 where the result that it belongs to is. Any other file of a result, as a model's weights, is ours if
 the result has its SHA-256: another program may write a file of that name beside the result.
 """
@@ -19,7 +19,7 @@ from ctrans.model.sums import SUMS, checkpoint_of
 from ctrans.report.files import takes_data
 from solvers import ConfigError
 
-HEAD = 4096
+ENOUGH = 4096
 """Bytes in which a file says who wrote it."""
 OWN = {
     ".json": re.compile(rb'\s*\{\s*"command":\s*"[a-z-]+",\s*"options":\s*\{'),
@@ -27,9 +27,10 @@ OWN = {
     ".sarif": re.compile(rb'[\s\S]*"name":\s*"ctrans"'),
     ".csv": re.compile(rb"key,case,seed,learning_rate,|case,name,value\r?\n"),
     ".xml": re.compile(rb'[\s\S]*<testsuites name="ctrans'),
+    ".parquet": re.compile(rb"[\s\S]*written by ctrans"),
 }
-"""How files that ctrans wrote begin, by suffix."""
-SAYS_ITSELF = (".csv", ".html")
+"""How files that ctrans wrote begin, by suffix. A Parquet file has what it says at its end."""
+SAYS_ITSELF = (".csv", ".html", ".parquet")
 """Files of a result that are known by their own bytes, also beside an earlier result."""
 PICTURES = (".png", ".svg")
 """Files that are known by the result beside them."""
@@ -46,7 +47,7 @@ def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = (
     check_no_checkpoint(path)
     if not path.is_file():
         return
-    is_own = _is_own(path)
+    is_own = is_own_file(path)
     _check_no_input(path, inputs, is_own=is_own)
     if overwrite or is_own:
         return
@@ -69,7 +70,7 @@ def check_result(
     the `inputs`.
     """
     result = directory / f"{command}.json"
-    has_earlier_result = result.is_file() and _is_own(result)
+    has_earlier_result = result.is_file() and is_own_file(result)
     check_replaceable(result, overwrite=overwrite, inputs=inputs)
     for name in names:
         path = directory / name
@@ -156,16 +157,19 @@ def _is_same(path: Path, other: Path) -> bool:
         return False
 
 
-def _is_own(path: Path) -> bool:
-    """Whether ctrans wrote the file, as its first bytes say. An empty one is anybody's."""
+def is_own_file(path: Path) -> bool:
+    """Whether ctrans wrote the file, as its own bytes say. An empty one is anybody's."""
+    suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            if suffix == ".parquet":
+                file.seek(max(0, path.stat().st_size - ENOUGH))
+            says = file.read(ENOUGH)
     except OSError:
         return True  # what cannot be read is refused where it is written
-    if len(head) < HEAD and not head.strip():
+    if len(says) < ENOUGH and not says.strip():
         return True
-    pattern = OWN.get(path.suffix.lower())
+    pattern = OWN.get(suffix)
     if pattern is None:  # --json and --html take any name
-        return any(OWN[suffix].match(head) for suffix in (".json", ".html"))
-    return pattern.match(head) is not None
+        return any(OWN[suffix].match(says) for suffix in (".json", ".html"))
+    return pattern.match(says) is not None

@@ -32,10 +32,11 @@ def as_parquet(columns: Columns, rows: Rows) -> bytes:
 
     values = list(zip(*rows, strict=True)) or [() for _ in columns]
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(
-        pyarrow.table({name: list(column) for name, column in zip(columns, values, strict=True)}),
-        buffer,
+    table = pyarrow.table(
+        {name: list(column) for name, column in zip(columns, values, strict=True)},
+        metadata={"ctrans": "written by ctrans"},
     )
+    pyarrow.parquet.write_table(table, buffer)
     return buffer.getvalue()
 
 

@@ -20,7 +20,7 @@ from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.sums import OPTIMISER
-from ctrans.training.log import LOG, read
+from ctrans.training.log import LOG, check_of_run, read
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import read_state
 
@@ -80,7 +80,11 @@ def is_run(path: Path) -> bool:
 
 
 def parting_of(first: Path, second: Path) -> RunParting:
-    """Where two runs part. Raises ConfigError for a checkpoint that cannot be read."""
+    """Where two runs part. Raises ConfigError for a checkpoint that cannot be read, and for a log
+    of another run than the checkpoints beside it.
+    """
+    for path in (first, second):
+        _check_log(path)
     rows = list(_common_rows(first, second))
     step, figure, values = _first_difference(rows)
     runs = (RunDirectory(first), RunDirectory(second))
@@ -108,6 +112,12 @@ def parting_of(first: Path, second: Path) -> RunParting:
         tensors=tensors,
         equal_tensors=equal,
     )
+
+
+def _check_log(path: Path) -> None:
+    run = RunDirectory(path)
+    state = read_state(run.step_directory(run.steps()[-1]))
+    check_of_run(path, run.checkpoints.name, state.run, state.progress.first)
 
 
 def _common_rows(first: Path, second: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -58,6 +58,13 @@ def test_a_name_that_is_none_is_refused_with_what_may_be_meant(tmp_path, monkeyp
         assert meant in result.output
 
 
+def test_a_preset_whose_text_is_not_there_says_how_to_make_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("study", "text", "--dry-run")
+    assert result.exit_code == 2
+    assert "make text" in result.output
+
+
 @pytest.mark.slow
 def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
     (tmp_path / "mine.toml").write_text(TOML)
@@ -72,6 +79,16 @@ def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
     assert (out / "study.png").read_bytes().startswith(b"\x89PNG")
     again = run("study", tmp_path / "mine.toml", "--report", "--out", out, "--json", "-")
     assert strict(again.stdout)["outcomes"] == first["outcomes"]
+    # an earlier export is written anew: beside a newer result it would be a wrong one
+    written = (out / "runs.csv").read_bytes()
+    (out / "runs.csv").write_bytes(written[: len(written) // 2])
+    (out / "outcomes.csv").write_text("of the user\n")
+    later = run("study", tmp_path / "mine.toml", "--report", "--out", out)
+    assert later.exit_code == 2
+    assert "outcomes.csv" in later.output
+    (out / "outcomes.csv").unlink()
+    assert run("study", tmp_path / "mine.toml", "--report", "--out", out).exit_code == 0
+    assert (out / "runs.csv").read_bytes() == written
 
 
 PLUGIN = """

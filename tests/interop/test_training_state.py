@@ -25,6 +25,8 @@ LEFT_OUT = {
     "model_ema.{}": "'model_ema'",
     "master_params.{}": "'master_params'",
     "{}_mask": "'embed.weight_mask'",
+    "{}_m": "'embed.weight_m'",
+    "{}_momentum": "'embed.weight_momentum'",
 }
 
 
@@ -89,7 +91,14 @@ def test_a_file_of_states_alone_is_refused(pattern, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["mask_token", "layers.0.gradient.weight", "layers.0.ema.alpha", "optical.weight"]
+    "name",
+    [
+        "mask_token",
+        "layers.0.gradient.weight",
+        "layers.0.ema.alpha",
+        "optical.weight",
+        "layers.0.conv.weight_v",
+    ],
 )
 def test_weights_with_similar_names_are_weights(name, tmp_path):
     weights = numbers() | {name: torch.zeros(2, 2)}

@@ -13,6 +13,7 @@ from ctrans.training.compared_runs import answer, is_run, parting_of
 from ctrans.training.log import LOG
 from ctrans.training.settings import TrainConfig
 from ctrans.training.train import train
+from solvers import ConfigError
 from tests.cli.test_commands import run, strict
 
 SIZE = {"width": 8, "heads": 2, "depth": 1, "context": 8, "placement": "pre"}
@@ -111,3 +112,11 @@ def test_the_command_says_where_two_runs_part(runs):
     assert found["runs"]["settings"] == {"seed": [0, 1]}
     assert "part at step" in found["measured"]["answers"][0]["text"]
     assert torch.isfinite(torch.tensor(found["difference"]))
+
+
+@pytest.mark.cases(1)
+def test_a_log_of_another_run_is_not_compared(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "mixed", symlinks=True)
+    shutil.copy(runs / "seed" / LOG, tmp_path / "mixed" / LOG)
+    with pytest.raises(ConfigError, match="log of another run"):
+        parting_of(runs / "a", tmp_path / "mixed")

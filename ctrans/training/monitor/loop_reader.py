@@ -85,6 +85,8 @@ class LoopReader:
         """The last step of which the batch is known, and its fingerprint."""
         self._counts: Tensor | None = None
         """The tokens of the reports before, by bin."""
+        self._repeated: Tensor | None = None
+        """Whether a report had a run of that token with text behind it, by bin."""
 
     def arm(self, *, targets: bool) -> None:
         """Reads the batch of the next passes, and their targets if asked to."""
@@ -129,12 +131,14 @@ class LoopReader:
 
     def memory(self) -> Memory:
         """What a resumed run needs, as plain JSON."""
-        memory: Memory = {"batch": None, "counts": None}
+        memory: Memory = {"batch": None, "counts": None, "repeated": None}
         if self._previous is not None:
             step, fingerprint = self._previous
             memory["batch"] = [step, packed(host_numbers([fingerprint]))]
         if self._counts is not None:
             memory["counts"] = packed(self._counts.cpu())
+        if self._repeated is not None:
+            memory["repeated"] = self._repeated.nonzero().flatten().tolist()
         return memory
 
     def remember(self, memory: Mapping[str, Any]) -> None:
@@ -144,6 +148,9 @@ class LoopReader:
             self._previous = (int(step), unpacked(fingerprint)[0])
         if memory.get("counts") is not None:
             self._counts = torch.tensor(unpacked(memory["counts"]), dtype=torch.float64)
+        if memory.get("repeated") is not None:
+            self._repeated = torch.zeros(BINS, dtype=torch.bool)
+            self._repeated[memory["repeated"]] = True
 
     def _keep(self, step: int, fingerprint: Tensor | None) -> None:
         """Keeps by what a step's batch is known, for the next step."""
@@ -245,9 +252,32 @@ class LoopReader:
         if tokens is not None:
             ahead = _ahead(tokens, rows)
             figures["ahead"] = torch.where(is_read, ahead, torch.nan)
-            padding = _padding_counted(tokens, rows)
+            padding = self._padding_counted(tokens, rows)
             figures["padding"] = torch.where(is_read, padding, torch.nan)
         self._targets.append(figures)
+
+    def _padding_counted(self, tokens: Tensor, rows: TargetRows) -> Tensor:
+        """The share of counted targets that are padding: one token with which sequences end at
+        least `PADDING` times, behind its first one. A token that had such a run with text behind
+        it, as spaces and dashes have, is none.
+        """
+        bins = _bins(tokens, self.sites.vocabulary)
+        within_text = _begins_a_run(tokens) & ~_run_at_end(tokens)
+        repeated = torch.zeros(BINS, device=tokens.device)
+        repeated.scatter_reduce_(0, bins.flatten(), within_text.flatten().float(), "amax")
+        if self._repeated is not None:
+            repeated = repeated + self._repeated.to(repeated)
+        self._repeated = repeated > 0
+
+        at_end = _run_at_end(tokens)
+        last = tokens[:, -1:]
+        ends = at_end.any(1, keepdim=True)
+        is_one_token = (last == last.where(ends, -1).amax()) | ~ends
+        is_text = self._repeated[bins[:, -1:]]
+        counted = rows.is_counted.reshape(tokens.shape)
+        targets = rows.target.reshape(tokens.shape)
+        padding = counted & at_end & (targets == last) & is_one_token.all() & ~is_text
+        return padding.sum() / counted.sum().clamp(min=1)
 
     def _of_targets(self) -> dict[str, Tensor]:
         """The figures of the step's targets, from those of its passes."""
@@ -360,6 +390,15 @@ def _without_padding(rows: Tensor) -> Tensor:
     return rows[~is_padding]
 
 
+def _begins_a_run(rows: Tensor) -> Tensor:
+    """Whether the token and the `PADDING` - 1 behind it are equal."""
+    is_same = rows[:, 1:] == rows[:, :-1]
+    begins = torch.zeros_like(rows, dtype=torch.bool)
+    if rows.shape[1] >= PADDING:
+        begins[:, : 1 - PADDING] = is_same.unfold(1, PADDING - 1, 1).all(-1)
+    return begins
+
+
 def _run_at_end(rows: Tensor) -> Tensor:
     """Whether a token belongs to `PADDING` or more equal ones at the end of its row."""
     run = (rows == rows[:, -1:]).flip(1).cumprod(1).flip(1).bool()
@@ -397,13 +436,3 @@ def _ahead(tokens: Tensor, rows: TargetRows) -> Tensor:
     two_best = by_shift.topk(2)
     is_one = (two_best.values[0] >= ALL_BUT_FEW) & (two_best.values[1] < 0.9)
     return torch.where(is_one, two_best.indices[0] + SHIFTS[0], torch.nan).double()
-
-
-def _padding_counted(tokens: Tensor, rows: TargetRows) -> Tensor:
-    """The share of counted targets that are padding: the token with which a sequence ends at least
-    `PADDING` times, behind its first one.
-    """
-    targets = rows.target.reshape(tokens.shape)
-    counted = rows.is_counted.reshape(tokens.shape)
-    padding = counted & _run_at_end(tokens) & (targets == tokens[:, -1:])
-    return padding.sum() / counted.sum().clamp(min=1)

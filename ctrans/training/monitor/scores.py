@@ -31,11 +31,11 @@ class SeenScores(NamedTuple):
 
     - `entries`: (heads, rows, columns) of `ROWS` queries, -inf where a row may not read. Columns
       are keys: tokens, and whatever else the model lets them read
-    - `queries`: the number of queries, which are tokens
+    - `queries`: the number of queries, which are tokens; None if the keys are of another sequence
     """
 
     entries: Tensor
-    queries: int
+    queries: int | None
 
 
 ScoresOf = Callable[..., SeenScores | None]
@@ -89,14 +89,17 @@ def row_entropy(scores: Tensor) -> Tensor:
     return share.sum(-1) / several.sum(-1).clamp(min=1)
 
 
-def weight_ahead(scores: Tensor, queries: int) -> Tensor:
+def weight_ahead(scores: Tensor, queries: int | None) -> Tensor:
     """The mean over rows i of the sum of a_ij over later tokens j > i, for each head; 0 behind a
-    causal mask. Rows without a visible token, as of padding, do not count.
+    causal mask. Rows without a visible token, as of padding, do not count. nan where the keys are
+    of another sequence, which has no later tokens.
 
     Where there are more columns than `queries`, nobody knows which ones are tokens: others are
     sinks, memory keys or a cache. Then it is 0 if no row reads ahead with the tokens as the first
     columns, or with the tokens as the last ones. Else it is nan, as where there are fewer columns.
     """
+    if queries is None:
+        return scores.new_full(scores.shape[:-2], math.nan)
     columns = scores.shape[-1]
     places = _rows(queries, scores.device).unsqueeze(-1)
     keys = torch.arange(columns, device=scores.device)
@@ -186,9 +189,13 @@ def _of_multihead(
     padding = arguments.get("key_padding_mask")
     if padding is not None:
         masks.append(_added(padding[:1].to(query.device)))
-    if not masks:
-        return _of_kernel(q, k, k)
-    return _of_kernel(q, k, k, attn_mask=sum(masks[1:], masks[0]))
+    added = None
+    if masks:
+        added = sum(masks[1:], masks[0])
+    seen = _of_kernel(q, k, k, attn_mask=added)
+    if seen is None or query is key:
+        return seen
+    return seen._replace(queries=None)
 
 
 def _added(mask: Tensor) -> Tensor:

@@ -525,7 +525,7 @@ MEASURES.add(
         ),
         "logit": Measure(
             formula=(
-                "largest |attention score| before the softmax, over up to 64 rows of the first"
+                "largest |attention score| as the softmax gets it, over up to 64 rows of the first"
                 " sequence"
             ),
             scope="head",
@@ -558,7 +558,8 @@ MEASURES.add(
         "ahead": Measure(
             formula=(
                 "share of attention's weight on later tokens, over up to 64 rows of the first"
-                " sequence; with sinks, memory keys or a cache 0 behind a causal mask, else unknown"
+                " sequence; with sinks, memory keys or a cache 0 behind a causal mask, else"
+                " unknown, as for torch's multi-head attention to another sequence"
             ),
             scope="head",
             live=True,

@@ -308,6 +308,19 @@ def test_padding_that_is_masked_does_not_fill_a_batch():
     assert said(trained(batch=long_padding, targets=counted)) == set()
 
 
+def test_runs_of_one_token_in_a_text_are_no_padding():
+    def tables(step, generator):
+        """Lines of words and rules of a table, cut anywhere: many cuts end in a rule."""
+        line = torch.cat([chain(generator, tokens=25)[0], torch.full((40,), 3)])
+        text = line.repeat(9)
+        starts = torch.randint(len(text) - 25, (8,), generator=generator)
+        return torch.stack([text[start : start + 25] for start in starts.tolist()])
+
+    monitor = trained(batch=tables, steps=80)
+    shares = [figures["padding_counted"] for _, figures in monitor.past.reports]
+    assert "padding is predicted" not in said(monitor), shares
+
+
 def test_a_head_that_is_trained_alone_leaves_no_block_out():
     model = Model()
     head = [p for name, p in model.named_parameters() if name.startswith(("head", "out"))]

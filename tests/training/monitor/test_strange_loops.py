@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from ctrans.training.monitor import Monitor
+from ctrans.training.monitor.scores import scores_seen, weight_ahead
 from tests import typecheck
 from tests.training.monitor.test_bits import Plain
 from tests.training.monitor.test_degrades import said, small
@@ -161,6 +162,19 @@ def test_scores_of_padding_are_none_of_torchs_own_attention(kind):
     )
     scores = (q @ k.mT / math.sqrt(8))[..., :4]
     assert torch.allclose(found, scores.abs().amax((-2, -1)))
+
+
+def test_attention_to_another_sequence_reads_no_later_token():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    x, memory = torch.randn(1, 6, 16), torch.randn(1, 6, 16)
+    seen = []
+    with scores_seen(seen.append, pytest.fail):
+        attention(x, x, x)
+        attention(x, memory, memory)
+    own, other = (weight_ahead(*scores) for scores in seen)
+    assert (own > 0.1).all()
+    assert other.isnan().all()
 
 
 def test_an_error_without_a_text_ends_no_pass():
