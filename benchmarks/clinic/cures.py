@@ -92,6 +92,7 @@ ADVICE: dict[str, str] = {
     "embedding or head in no group": "train all",
     "steps are lost to rounding": "nothing",
     "optimizer forgot its past": "nothing",
+    "gains decay": "gains without decay",
 }
 """The treatment that carries out the advice of each check: the first act that the text names and
 that code can do. A name that both the diagnosis and the monitor have has one entry; `advice`

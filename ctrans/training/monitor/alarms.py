@@ -42,6 +42,7 @@ REPORTED_FIRST = (
     "gradients vanish by depth",
     "updates near zero",
     "steps are lost to rounding",
+    "gains decay",
     "no better than guessing",
     "targets leak",
     "gradient spike",

@@ -129,6 +129,24 @@ def ungrouped(past: Past, limits: Limits) -> Sighting | None:
     return Sighting(place, sighting.value, sighting.limit, sighting.since)
 
 
+def decayed(past: Past, limits: Limits) -> Sighting | None:
+    """In the reports that are kept, weight decay alone takes the share `decay` of a gain, and the
+    median gain has fallen to less than `share`, not much further than by the decay. Gains that
+    begin below `size` count from 0, and not from 1.
+    """
+    steps, shares = past.of("gain_decay")
+    _, sizes = past.of("gain_size")
+    if len(steps) < 2 or len(sizes) != len(steps) or not sizes[0, 0] >= limits["size"]:
+        return None
+    exponent = float((shares[:-1, 0] * np.diff(steps)).sum())
+    left = float(sizes[-1, 0] / sizes[0, 0])
+    if np.exp(-exponent) > 1 - limits["decay"] or not np.exp(-2 * exponent) < left:
+        return None
+    if left >= limits["share"]:
+        return None
+    return Sighting("the gains", left, limits["share"], past.step, below=True)
+
+
 def forgotten(past: Past, limits: Limits) -> Sighting | None:
     """The optimiser has counted less than `share` of the steps of this run: at the first report of
     a run that goes on from a step above `steps`, or behind one at which it had counted `known`.

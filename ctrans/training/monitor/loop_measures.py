@@ -273,6 +273,31 @@ _OPTIMIZER = {
         },
         live=True,
     ),
+    "gain_decay": Measure(
+        formula="largest eta lambda of a norm's gains: the share that weight decay takes in a step",
+        live=True,
+    ),
+    "gain_size": Measure(
+        formula="median |gain| of the norms",
+        checks={
+            "gains decay": Check(
+                severity="note",
+                source=OURS,
+                impact=(
+                    "Gains shrink because of weight decay, and not because the loss asks for it."
+                    " Norms then pass on less and less."
+                ),
+                remediation=(
+                    "Give gains and biases a group of their own with weight_decay=0 in the"
+                    " optimizer."
+                ),
+                limits={"size": 0.5, "decay": 0.5, "share": 0.7},
+                rule=loop_checks.decayed,
+                description="median |gain| over that of the first of these reports",
+            )
+        },
+        live=True,
+    ),
     "optimizer_steps": Measure(
         formula="steps that the optimizer's state has counted, over those of the run",
         checks={

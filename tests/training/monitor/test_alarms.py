@@ -66,6 +66,8 @@ def well(i):
         "ungrouped_outside": 0.0,
         "lost_entries": [0.1] * 6,
         "optimizer_steps": 1.0,
+        "gain_decay": 1e-5,
+        "gain_size": 1.0,
     }
 
 
@@ -128,6 +130,7 @@ FAULTS = {
     "weights in no group": at("ungrouped", 2, lambda i: 1.0),
     "embedding or head in no group": run("ungrouped_outside", lambda i: 0.5),
     "steps are lost to rounding": lambda i, figures: {"lost_entries": [0.7] * 6},
+    "gains decay": lambda i, figures: {"gain_decay": 1e-3, "gain_size": math.exp(-0.04 * i)},
     "optimizer forgot its past": run("optimizer_steps", lambda i: 0.01 * (i - 20) if i > 20 else 1),
 }
 

@@ -192,6 +192,10 @@ FAULTS = {
         "dtype": torch.bfloat16,
         "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 1e-5),
     },
+    "gains decay": {
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=5.0),
+        "steps": 80,
+    },
     "targets unrelated to inputs": {
         "batch": uneven,
         "targets": shuffled,
