@@ -93,6 +93,8 @@ ADVICE: dict[str, str] = {
     "steps are lost to rounding": "nothing",
     "optimizer forgot its past": "nothing",
     "gains decay": "gains without decay",
+    "targets are smoothed away": "plain loss",
+    "weights are forgotten": "nothing",
 }
 """The treatment that carries out the advice of each check: the first act that the text names and
 that code can do. A name that both the diagnosis and the monitor have has one entry; `advice`

@@ -42,6 +42,8 @@ REPORTED_FIRST = (
     "gradients vanish by depth",
     "updates near zero",
     "steps are lost to rounding",
+    "targets are smoothed away",
+    "weights are forgotten",
     "gains decay",
     "no better than guessing",
     "targets leak",

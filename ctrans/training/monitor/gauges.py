@@ -15,7 +15,7 @@ from ctrans.base.old_names import OldReasons
 from ctrans.dynamics.fields import TokenBound
 from ctrans.measure.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.bound_shares import bound_shares
-from ctrans.training.monitor.gain_decay import decay_of_gains, gains_of
+from ctrans.training.monitor.decay import decay_of
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.loop_measures import LOOP
 from ctrans.training.monitor.loop_reader import ANOTHER_LOSS, THE_TARGETS, LoopReader
@@ -112,7 +112,7 @@ class Gauges:
         elif weight_scale != 1:
             factor = torch.ones(()) / weight_scale
         tensors.update(self.updates.figures([*inside, outside], optimizer, factor))
-        tensors.update(decay_of_gains(gains_of(self.sites.root), optimizer))
+        tensors.update(decay_of(self.sites.root, optimizer))
         values = self._on_host(tensors)
         values.update(bound_shares(self.sites, self.map_bounds, values))
         self.broken = self._broken(values, scaled=scale is not None)

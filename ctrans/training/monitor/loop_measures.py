@@ -145,6 +145,22 @@ _TARGETS = {
         },
         live=True,
     ),
+    "label_smoothing": Measure(
+        formula="share s of the targets' weight that all classes have alike",
+        source=_OF_GRADIENT,
+        checks={
+            "targets are smoothed away": Check(
+                severity="note",
+                source=OURS,
+                impact="Most of each step pulls the model to guess, and not to its target.",
+                remediation="Use a label_smoothing of 0, or of 0.1 as is usual.",
+                limits={"limit": 0.5, "reports": 2},
+                rule=past_checks.beyond("label_smoothing"),
+                description="label smoothing, as the gradient shows it",
+            )
+        },
+        live=True,
+    ),
     "padding_counted": Measure(
         formula="share of counted targets in 8 or more equal tokens at the end of a sequence,"
         " of a token that had no such run with text behind it",
@@ -269,6 +285,24 @@ _OPTIMIZER = {
                 limits={"limit": 0.5, "reports": 2},
                 rule=loop_checks.median_beyond("lost_entries"),
                 description="share of entries that a step does not change, for the median sublayer",
+            )
+        },
+        live=True,
+    ),
+    "weight_decay": Measure(
+        formula="largest eta lambda of matrices: the share that weight decay takes in a step",
+        checks={
+            "weights are forgotten": Check(
+                severity="note",
+                source="exact: weights are a mean of their steps over the last 1/(eta lambda)",
+                impact="Weights keep what they learned in the last hundred steps, and no more.",
+                remediation=(
+                    "Lower weight_decay: with AdamW 0.1 is usual, and 1/(learning rate * decay)"
+                    " should be many steps."
+                ),
+                limits={"limit": 0.01, "reports": 2},
+                rule=past_checks.beyond("weight_decay"),
+                description="share of a weight that decay takes in a step",
             )
         },
         live=True,

@@ -245,6 +245,9 @@ class LoopReader:
             "weight": torch.where(is_read, mean * (count + others), torch.nan),
             "mean": torch.where(is_read & (count > 0), mean, torch.nan),
             "is_even": (is_even | ~counted).all() & (count > 0),
+            "smoothing": torch.where(
+                is_read & (count > 0), rows.smoothing[counted].nanmedian(), torch.nan
+            ),
             "over_guessing": torch.where(is_read, loss - math.log(classes), torch.nan),
             "exchanged": torch.where(is_read, deviations, torch.nan),
         }
@@ -299,6 +302,7 @@ class LoopReader:
                 means.abs().max() / means.abs().min(),
                 torch.nan,
             ),
+            "label_smoothing": first["smoothing"],
             "over_guessing": first["over_guessing"],
             "exchanged_targets": first["exchanged"],
         }

@@ -14,7 +14,7 @@ and sum_j g_j = a - w gives the row's weight. A row that is not counted has the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ FEWEST_TARGETS = 8
 """Fewer targets show nothing. A perfect classifier of n balanced ones is sqrt(n - 1) deviations
 from exchanged ones, so that checks add up several reports.
 """
+SAME = 0.01
+"""How far a row's weight may lie from that of other rows, over that one."""
+EVEN = 1e-3
+"""The variance of probabilities over their mean's square, below which they count as even."""
 TINY = 1e-30
 
 
@@ -40,11 +44,13 @@ class TargetRows:
       Below 0 the loss is maximised
     - `target`: the class that it is pulled to; of no meaning where the weight is 0 or nan
     - `loss`: its cross-entropy in nats
+    - `smoothing`: the share s of the weight that all classes have alike
     """
 
     weight: Tensor
     target: Tensor
     loss: Tensor
+    smoothing: Tensor
 
     @property
     def is_counted(self) -> Tensor:
@@ -57,31 +63,48 @@ def target_rows(logits: Tensor, gradient: Tensor) -> TargetRows:
     `FEWEST_CLASSES` classes.
     """
     sign = _sign(logits[:SAMPLE], gradient[:SAMPLE])
+    lowered = gradient * sign
+    found = _in_parts(logits, lowered, None)
+    is_read = found.weight.isfinite()
+    if is_read.any() and not is_read.all():
+        # with much smoothing, a class of small p has a lower gradient than the target
+        again = _in_parts(logits, lowered, found.weight[found.weight != 0].nanmedian())
+        columns = zip(vars(found).values(), vars(again).values(), strict=True)
+        found = TargetRows(*(torch.where(is_read, one, other) for one, other in columns))
+    return replace(found, weight=found.weight * sign)
+
+
+def _in_parts(logits: Tensor, gradient: Tensor, weight: Tensor | None) -> TargetRows:
+    """The rows of a loss that is lowered, `ENTRIES` logits at once."""
     count = max(1, ENTRIES // logits.shape[-1])
     parts = [
-        _fitted(z, g * sign)
+        vars(_fitted(z, g, weight)).values()
         for z, g in zip(logits.split(count), gradient.split(count), strict=True)
     ]
-    weight, target, loss = (torch.cat(column) for column in zip(*parts, strict=True))
-    return TargetRows(weight * sign, target, loss)
+    return TargetRows(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _sign(logits: Tensor, gradient: Tensor) -> Tensor:
     """1 for a loss that is lowered, -1 for one that is raised: what fits more rows."""
-    lowered, _, _ = _fitted(logits, gradient)
-    raised, _, _ = _fitted(logits, -gradient)
+    lowered = _fitted(logits, gradient).weight
+    raised = _fitted(logits, -gradient).weight
     is_raised = raised.isfinite().sum() > lowered.isfinite().sum()
     return torch.where(is_raised, -1.0, 1.0).to(gradient)
 
 
-def _fitted(logits: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight, target and loss of each row of a loss that is lowered."""
+def _fitted(logits: Tensor, gradient: Tensor, weight_of_rows: Tensor | None = None) -> TargetRows:
+    """The rows of a loss that is lowered. With the `weight_of_rows` w, the target is the least
+    g - w p, else the least g.
+    """
     z = _wide(logits)
     g = _wide(gradient)
     log_p = z.log_softmax(-1)
-    target = g.argmin(-1, keepdim=True)
-    loss = -log_p.gather(-1, target)[:, 0]
     p = log_p.exp()
+    if weight_of_rows is None:
+        target = g.argmin(-1, keepdim=True)
+    else:
+        target = (g - weight_of_rows.to(p) * p).argmin(-1, keepdim=True)
+    loss = -log_p.gather(-1, target)[:, 0]
     others = torch.ones_like(p).scatter_(-1, target, 0.0)
     count = p.shape[-1] - 1
     at_target = g.gather(-1, target)[:, 0]
@@ -102,10 +125,18 @@ def _fitted(logits: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # the sum of the others, and the target's own: their difference loses no digits
     weight = a - g.sum(-1)
     fits = is_plain | (by_line.abs().amax(-1) <= tolerance)
-    # |g_y| is at most the weight; a margin loss has the same sign and hardly any weight
-    fits &= (at_target < 0) & (weight > -0.9 * at_target) & largest.isfinite()
+    if weight_of_rows is None:
+        # |g_y| is at most the weight; a margin loss has the same sign and hardly any weight
+        fits &= (at_target < 0) & (weight > -0.9 * at_target) & largest.isfinite()
+    else:
+        fits &= (weight - weight_of_rows).abs() <= SAME * weight_of_rows.abs()
     weight = torch.where(fits, weight, torch.nan)
-    return torch.where(largest == 0, 0.0, weight), target[:, 0], loss
+    # of even probabilities no line is known, and c may as well be a part of a p
+    spread = off_p.square().sum(-1) / (count * mean_p[:, 0].square()).clamp(min=TINY)
+    intercept = torch.where(spread > EVEN, (mean_g - slope_by_line * mean_p)[:, 0], torch.nan)
+    smoothing = -intercept * p.shape[-1] / (slope_by_line[:, 0] - g.sum(-1))
+    weight = torch.where(largest == 0, 0.0, weight)
+    return TargetRows(weight, target[:, 0], loss, smoothing)
 
 
 def _wide(x: Tensor) -> Tensor:

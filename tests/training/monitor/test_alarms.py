@@ -66,6 +66,8 @@ def well(i):
         "ungrouped_outside": 0.0,
         "lost_entries": [0.1] * 6,
         "optimizer_steps": 1.0,
+        "label_smoothing": 0.1,
+        "weight_decay": 1e-4,
         "gain_decay": 1e-5,
         "gain_size": 1.0,
     }
@@ -130,6 +132,8 @@ FAULTS = {
     "weights in no group": at("ungrouped", 2, lambda i: 1.0),
     "embedding or head in no group": run("ungrouped_outside", lambda i: 0.5),
     "steps are lost to rounding": lambda i, figures: {"lost_entries": [0.7] * 6},
+    "targets are smoothed away": run("label_smoothing", lambda i: 0.9),
+    "weights are forgotten": run("weight_decay", lambda i: 0.03),
     "gains decay": lambda i, figures: {"gain_decay": 1e-3, "gain_size": math.exp(-0.04 * i)},
     "optimizer forgot its past": run("optimizer_steps", lambda i: 0.01 * (i - 20) if i > 20 else 1),
 }

@@ -47,6 +47,8 @@ def test_targets_and_weights_are_those_of_the_loss(classes, smoothing, z_loss, s
     assert torch.equal(rows.is_counted, counted)
     assert torch.equal(rows.target[counted], targets[counted])
     assert torch.allclose(rows.weight[counted] * counted.sum(), torch.tensor(float(sign)).double())
+    share = rows.smoothing[counted].nanmedian()
+    assert float(share) == pytest.approx(smoothing, abs=1e-3)
     each = F.cross_entropy(logits.detach(), targets, reduction="none")
     assert torch.allclose(rows.loss[counted], each[counted])
 
@@ -121,6 +123,7 @@ def trained(
     dtype=None,
     start=0,
     memory=None,
+    smoothing=0.0,
     **options,
 ):
     """The monitor of a training, with the fault that an argument plants."""
@@ -136,7 +139,9 @@ def trained(
         for _ in range(passes):
             x = chain(generator) if batch is None else batch(step, generator)
             logits = model(inputs(x))
-            one = F.cross_entropy(logits.flatten(0, 1), targets(x).flatten())
+            one = F.cross_entropy(
+                logits.flatten(0, 1), targets(x).flatten(), label_smoothing=smoothing
+            )
             loss(one, passes).backward()
         monitor.step(one, stepping)
         stepping.step()
@@ -193,9 +198,19 @@ FAULTS = {
         "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 1e-5),
     },
     "gains decay": {
-        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=5.0),
-        "steps": 80,
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=3.0),
+        "steps": 120,
     },
+    "weights are forgotten": {
+        "optimizer": lambda model: torch.optim.AdamW(
+            [
+                {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 10.0},
+                {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+            ],
+            3e-3,
+        ),
+    },
+    "targets are smoothed away": {"smoothing": 0.9},
     "targets unrelated to inputs": {
         "batch": uneven,
         "targets": shuffled,
