@@ -141,20 +141,29 @@ def explanations_of(
     if trial.parts.module is None or trial.explained(Edit("no edit", ""), limit) is not None:
         return
     part = _edited_part(trial, tokens)
+    differing = {name for pair in pairs for name in (pair.first_name, pair.second_name)}
     count = 0
     for kinds in (PART_EDITS.values(), [partial(_of_the_other, trial, pairs)]):
-        for kind in kinds:
-            for edit in _edits(kind, part):
-                if not _concerns(edit, trial):
-                    continue
-                after = trial.explained(edit, limit)
-                if after is not None:
-                    yield Explanation(edit.words, trial.defect, after)
-                    count += 1
-                if count == MOST:
-                    return
+        edits = [edit for kind in kinds for edit in _edits(kind, part) if _concerns(edit, trial)]
+        # another weight may undo the same, as the sign of the map before: the function would be the
+        # other model's, and two weights would be wrong
+        if differing:
+            edits.sort(key=lambda edit: _is_of_equal_weights(edit, differing))
+        for edit in edits:
+            after = trial.explained(edit, limit)
+            if after is not None:
+                yield Explanation(edit.words, trial.defect, after)
+                count += 1
+            if count == MOST:
+                return
         if count:
             return
+
+
+def _is_of_equal_weights(edit: Edit, differing: set[str]) -> bool:
+    """Whether an edit changes weights alone, and none that differs between the models."""
+    changed = edit.weights()
+    return bool(changed) and not differing.intersection(changed)
 
 
 def _edits(kind: Callable[[EditedPart], Iterator[Edit]], part: EditedPart) -> Iterator[Edit]:

@@ -24,7 +24,7 @@ RelationKind = Literal[
     "other shape",
     "not finite",
 ]
-FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 FEWEST_VALUES = 16
 """A weight with fewer different sizes of entries does not show to what it was rounded."""
 OFF_CENTRE = 6.0
@@ -45,6 +45,8 @@ SAME = 1e-5
 """How far two weights are apart at most that are the same up to the arithmetic of a change."""
 SAFE = (1e-150, 1e150)
 """Entries between these have squares that neither overflow nor underflow."""
+ROUNDINGS = 4
+"""So many roundings of their dtype entries are apart at most after other arithmetic."""
 SLIGHT = 0.2
 """Up to this relative difference weights are those of one training, or of one model rounded."""
 
@@ -98,6 +100,8 @@ def relation_of(
         rounded = _rounded_to(first, second, distance, formats)
         if rounded is not None:
             return rounded
+        if _is_other_arithmetic(first, second):
+            return Relation("rounded", "a few roundings apart", distance)
     for kind, words, holds in _simple_relations(a, b):
         if holds():
             return Relation(kind, words, distance)
@@ -106,7 +110,8 @@ def relation_of(
         if found is not None:
             return Relation(*found, distance)
     if distance < SLIGHT:
-        return Relation("slightly different", f"{distance:.1%} apart", distance)
+        share = f"{distance:.1%}" if distance > 1e-3 else f"{distance:.2g} of its size"
+        return Relation("slightly different", f"{share} apart", distance)
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
 
 
@@ -169,12 +174,33 @@ def _simple_relations(
     square = float((a * a).sum())
     factor = float((a * b).sum()) / square if square else 0.0
     if factor and abs(factor - 1) > SAME:
-        yield "scaled", f"times {factor:.4g}", lambda: _same(factor * a, b)
+        times = f"{factor:.4g}"
+        if abs(factor - 1) < 1e-3:
+            times = f"1 {'+' if factor > 1 else '-'} {abs(factor - 1):.2g}"
+        yield "scaled", f"times {times}", lambda: _same(factor * a, b)
+
+
+def _is_other_arithmetic(first: Tensor, second: Tensor) -> bool:
+    """Whether each entry is the other one up to a few roundings, as after a factor was multiplied
+    in and divided out again.
+    """
+    if first.dtype != second.dtype or not first.numel():
+        return False
+    allowed = ROUNDINGS * torch.finfo(first.dtype).eps * first.abs()
+    return bool(((first - second).abs() <= allowed).all())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    size = float(b.abs().amax()) if b.numel() else 0.0
-    return float((a - b).abs().amax() if b.numel() else 0.0) <= SAME * size and size > 0
+    """Whether the largest entries are the same, and the median ones too: beside a single huge entry
+    all others are small.
+    """
+    if not b.numel():
+        return False
+    apart = (a - b).abs()
+    sizes = b.abs()
+    if not sizes.amax() > 0 or apart.amax() > SAME * sizes.amax():
+        return False
+    return bool(apart.median() <= SAME * sizes.median())
 
 
 def _rounded_to_format(
@@ -277,6 +303,7 @@ def _order_of_rows(a: Tensor, b: Tensor) -> Named | None:
     """Whether b has the rows, or the columns, of a in another order."""
     if a.dim() < 2:
         permuted = a.dim() == 1 and len(a) > 2 and _same(a.sort().values, b.sort().values)
+        permuted = permuted and not _same(a, b)
         return ("rows in another order", "its entries in another order") if permuted else None
     a = a.flatten(1)
     b = b.flatten(1)
@@ -290,7 +317,9 @@ def _order_of_rows(a: Tensor, b: Tensor) -> Named | None:
 
 
 def _order(a: Tensor, b: Tensor) -> Tensor | None:
-    """The rows of a in the order in which b has them; None if b has others."""
+    """The rows of a in the order in which b has them; None if b has others, or the same order."""
+    if _same(a, b):
+        return None
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(a.shape[1], generator=generator, dtype=a.dtype).to(a.device)
     keys_a = a @ direction

@@ -378,10 +378,37 @@ def test_rounding_shows_where_what_it_takes_is_spread_over_its_cells(number_form
     eps = torch.finfo(number_format).eps
     for changed in (
         rounded * (1 + eps / 8),  # a factor
-        rounded * (1 + eps / 100 * torch.randn(64, 64, generator=draws)),  # a small change
+        rounded * (1 + eps / 100 * torch.randn_like(rounded)),  # a small change
     ):
         relation = relation_of(rounded, changed)
         assert (relation.kind, relation.evident) == ("rounded", False)
+
+
+def near(weight):
+    """A weight with changes far larger than roundings, and far smaller than the weight."""
+    return weight * (1 + 1e-6 * torch.randn(48, generator=torch.Generator().manual_seed(1)))
+
+
+WEIGHT = 0.02 * torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
+HUGE = torch.cat([torch.full((1, 48), 1e5), WEIGHT[1:]])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "words"),
+    [
+        (WEIGHT, near(WEIGHT), "slightly different", "e-0"),
+        (WEIGHT[0], near(WEIGHT[0]), "slightly different", "e-0"),
+        (WEIGHT, torch.cat([near(WEIGHT)[:1], WEIGHT[1:]]), "some rows differ", "row 0"),
+        (WEIGHT, WEIGHT * (1 + 2e-4), "scaled", "times 1 + 0.0002"),
+        (WEIGHT, WEIGHT / 3 * 3, "rounded", "a few roundings"),
+        (WEIGHT.double() / 3, (WEIGHT.double() / 3).float(), "rounded", "float32"),
+        (WEIGHT, WEIGHT.flip(0), "rows in another order", "rows reversed"),
+        (HUGE, torch.cat([HUGE[:1], WEIGHT[1:] + 0.02]), "slightly different", "e-0"),
+    ],
+)
+def test_a_small_difference_is_no_order_of_rows(first, second, kind, words):
+    found = relation_of(first, second)
+    assert (found.kind, words in found.words) == (kind, True), found
 
 
 @pytest.mark.parametrize("number_format", FORMATS)
@@ -390,6 +417,7 @@ def test_gains_of_one_are_rounded_gains_only_where_the_model_is_rounded(number_f
     first = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)).double()
     with torch.no_grad():
         eps = torch.finfo(number_format).eps
+        first[0].weight.normal_(generator=draws)
         first[1].weight.add_(eps / 5 * torch.randn(32, generator=draws).clamp(-2, 2))
     forgotten = copy.deepcopy(first)
     nn.init.ones_(forgotten[1].weight)

@@ -159,6 +159,24 @@ def test_the_edit_that_was_made_is_named(kind):
 
 
 @pytest.mark.cases(1)
+def test_of_two_edits_the_one_of_a_weight_that_differs_comes_first():
+    """The opposite sign of the map before does the same, and would leave two wrong weights."""
+    model = Model().eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.up.bias.zero_()
+            block.down.bias.zero_()
+    port = copy.deepcopy(model)
+    with torch.no_grad():
+        port.blocks[1].down.weight.neg_()
+    ids = torch.randint(0, IDS, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+
+    found = ctrans.compare(model, port, ids)
+
+    words = [explanation.words for explanation in found.explanations]
+    assert words[0].startswith("the sign of down turned"), words
+
+
 def test_what_a_recording_has_is_explained_by_an_edit_of_the_model(tmp_path):
     model = gpt()
     port = copy.deepcopy(model)
