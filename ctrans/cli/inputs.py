@@ -21,7 +21,11 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.size import check_buildable
 from ctrans.model.text import read_text, windows
 from ctrans.training.processes import get_device
+from ctrans.training.tasks import TASKS
 from solvers import ConfigError, shown
+
+TASK_ROWS = 1024
+"""The most held-out rows of a task that are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +149,9 @@ def read_inputs(request: ModelRequest, sources: Sequence[ModelSource]) -> Text |
         return _pictures(request, sources)
     for source in sources[1:]:
         _check_alike(first, source)
+    named = _inputs_in(request, "file", "text", "ids")
+    if first.task and not named and all(source.task == first.task for source in sources):
+        return _of_task(request, first.task)
     if request.ids is not None:
         return Text(
             read_ids(request.ids),
@@ -170,6 +177,22 @@ def read_inputs(request: ModelRequest, sources: Sequence[ModelSource]) -> Text |
         tokenisers[0].mask,
         first.opened,
         tokenisers[0].texts,
+    )
+
+
+def _of_task(request: ModelRequest, task: str) -> InputRows:
+    """Rows of the task that no training reads, with their targets."""
+    rows, targets = TASKS[task].data().validation_windows(TASK_ROWS)
+    description = f"held-out rows of the task {task}"
+    return InputRows(
+        take=lambda count: rows[:count],
+        available=len(rows),
+        description=description,
+        holds=f"the task {task} has",
+        unit="row",
+        loss="given",
+        exact="batch" in request.typed,
+        targets=targets,
     )
 
 
@@ -288,16 +311,18 @@ class Batch:
 
     @property
     def recognised(self) -> str | None:
-        """What ctrans recognised in imported models, and what they read. None without such
-        models.
+        """What ctrans recognised in imported models, and what they read. Of other models, what they
+        read in place of a text, or None.
         """
         imported = {
             source.name: source.opened.described
             for source in self.sources
             if source.opened is not None
         }
-        if not imported:
+        if not imported and isinstance(self.text, Text):
             return None
+        if not imported:
+            return f"Input: {self.text.description}\n"
         first = self.sources[0]
         context = self.request.context
         count = len(self.tokens)

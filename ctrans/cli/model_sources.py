@@ -25,12 +25,15 @@ from ctrans.dynamics.placement import placements_in
 from ctrans.interop.loss_names import LOSS_NAMES
 from ctrans.interop.tokens import read_ids
 from ctrans.measure.walk import Described
-from ctrans.model.checkpoint import load, load_config
+from ctrans.model.checkpoint import find_model, load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable, number_of_weights
+from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.training.processes import get_device
+from ctrans.training.tasks import TASKS
+from ctrans.training.training_state import read_state
 from solvers import ConfigError
 
 ARCHITECTURE_OPTIONS = ("placements", "norms", "seed", *options_of(GPTConfig))
@@ -53,6 +56,7 @@ class ModelSource:
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may differ from an initialisation
     - `example`: rows and targets of --example
+    - `task`: the task on which `ctrans train` trained it, "" for none
     """
 
     config: Described
@@ -68,6 +72,7 @@ class ModelSource:
     streamed: bool = False
     trained: bool = False
     example: tuple[Tensor, Tensor | None] | None = None
+    task: str = ""
 
     def model(self, request: ModelRequest) -> interop.AnyModel | interop.ModelWithLoss:
         """The model on the request's device, in evaluation mode, without gradients."""
@@ -239,7 +244,19 @@ def _saved(request: ModelRequest, path: Path) -> ModelSource:
     length = min(request.context, config.context)
     architecture = {name: getattr(config, name) for name in request.config}
     resolved = {**architecture, "context": length, "norm": config.norm}
-    return _of_config(config, partial(load, path), context=length, resolved=resolved, trained=True)
+    source = _of_config(
+        config, partial(load, path), context=length, resolved=resolved, trained=True
+    )
+    return dataclasses.replace(source, task=_task_of(path))
+
+
+def _task_of(path: Path) -> str:
+    """The task that the checkpoint's run learns; "" for a text, or without such a run."""
+    checkpoint = find_model(path)
+    if not (checkpoint / STATE).is_file():
+        return ""
+    task = read_state(checkpoint).source.get("task")
+    return task if task in TASKS else ""
 
 
 def needs_images(model: str) -> ConfigError:

@@ -15,6 +15,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ctrans.cli.request import request_of
 from ctrans.cli.train import command as train
@@ -26,6 +27,7 @@ from ctrans.training.execution import Execution
 from ctrans.training.loop import Ending, carry_out
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import TrainConfig
+from ctrans.training.tasks import TASKS
 from solvers import SolveError
 from tests.cli.test_commands import run, strict
 from tests.training.helpers import same
@@ -82,6 +84,27 @@ def test_other_commands_read_what_it_writes(tmp_path):
     for place in (tmp_path, tmp_path / "last", tmp_path / "best"):
         shown = run("simulate", "--checkpoint", place, "--batch", "1", "--json", "-")
         assert "post" in strict(shown.stdout)["placements"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["recall", "digits"])
+def test_a_run_of_a_task_is_examined_on_held_out_rows_of_it(task, tmp_path):
+    small = ("--depth", 1, "--width", 16, "--heads", 2, "--iterations", 2, "--batch", 4)
+    for seed in (1, 2):
+        out = tmp_path / str(seed)
+        assert run("train", "--task", task, *small, "--seed", seed, "--out", out).exit_code == 0
+    result = run("diagnose", tmp_path / "1", "--out", tmp_path / "found", "--batch", 8)
+    assert result.exit_code == 0, result.output
+    assert f"held-out rows of the task {task}" in result.output
+    rows, targets = TASKS[task].data().validation_windows(1024)
+    with torch.no_grad():
+        logits, _ = load(tmp_path / "1").eval()(rows[:8])
+    own = F.cross_entropy(logits.flatten(0, 1), targets[:8].flatten(), ignore_index=-1)
+    assert f"the loss is {float(own):.3g} nats" in " ".join(result.output.split())
+    both = run("compare", tmp_path / "1", tmp_path / "2")
+    assert both.exit_code == 0, both.output
+    named = run("diagnose", tmp_path / "1", "--text", "not of this task")
+    assert named.exit_code == 2
 
 
 @pytest.mark.slow
