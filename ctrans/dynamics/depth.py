@@ -95,6 +95,16 @@ class Depth(nn.Module):
         return len(self.sublayers) // self.per_block
 
     @property
+    def unit(self) -> str:
+        """What `per_block` sublayers are called: "block", or "part" if an attention and an FFN are
+        counted each for itself.
+        """
+        kinds = {sublayer.kind for sublayer in self.sublayers}
+        if self.per_block == 1 and {"attention", "ffn"} <= kinds:
+            return "part"
+        return "block"
+
+    @property
     def streamed(self) -> bool:
         """Whether weights are made on demand. Then do not keep those of several segments."""
         return has_weights_on_demand(self)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import Kind
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.module_chain import ModuleChain
@@ -79,6 +80,30 @@ def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
         return Depth(sublayers, dt * lengths[0], per_block=per_block.pop())
     spans = [Fraction(length) for length in lengths]
     return Depth(sublayers, dt, spans=spans, per_block=per_block.pop())
+
+
+def period_of(kinds: Sequence[Kind]) -> int:
+    """The number of parts of a block: the shortest pattern of an attention and an FFN that repeats,
+    in any order; 1 if there is none. A pair that ends in an FFN, or a decoder's three, may be the
+    only block.
+    """
+    count = len(kinds)
+    for period in range(2, count + 1):
+        pattern = list(kinds[:period])
+        repeats = count // period
+        if period * repeats != count or pattern * repeats != list(kinds):
+            continue
+        is_the_only_one = repeats == 1 and period <= 3 and pattern[-1] == "ffn"
+        if {"attention", "ffn"} <= set(pattern) and (repeats > 1 or is_the_only_one):
+            return period
+    return 1
+
+
+def unit_of(structures: Sequence[Structure], depth: Depth) -> str:
+    """What the structures are called: "part" where they are not seen as blocks."""
+    if {UNKNOWN, MIX} & {structure.placement for structure in structures}:
+        return "part"
+    return depth.unit
 
 
 def _placement(sublayer: Sublayer) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ctrans.dynamics.fields import Kind, ParallelMaps
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.block_run import mixes_tokens
-from ctrans.interop.block_structure import Structure
+from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
@@ -477,24 +477,9 @@ def check_step(sublayer: Sublayer, length: float, samples: Samples) -> None:
 
 def structures_of(parts: Sequence[tuple[Sublayer, float]]) -> list[Structure]:
     """The parts as blocks, where these follow one another in a pattern."""
-    per_block = _period([sublayer.kind for sublayer, _ in parts])
+    per_block = period_of([sublayer.kind for sublayer, _ in parts])
     structures = []
     for i in range(0, len(parts), per_block):
         sublayers, lengths = zip(*parts[i : i + per_block], strict=True)
         structures.append(Structure(sublayers, lengths, {}, None))
     return structures
-
-
-def _period(kinds: Sequence[Kind]) -> int:
-    """The number of parts of a block: the shortest pattern that repeats, with an attention and, at
-    its end, an FFN; 1 if there is none. A pair, or a decoder's three, may be the only block.
-    """
-    count = len(kinds)
-    for period in range(2, count + 1):
-        pattern = list(kinds[:period])
-        repeats = count // period
-        if period * repeats != count or pattern * repeats != list(kinds):
-            continue
-        if pattern[-1] == "ffn" and "attention" in pattern and (repeats > 1 or period <= 3):
-            return period
-    return 1

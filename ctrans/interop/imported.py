@@ -29,7 +29,7 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, RowsReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
-from ctrans.interop.block_structure import MIX, ROLES, UNKNOWN, Structure, depth_of, make_of
+from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of, unit_of
 from ctrans.interop.factors import factors_of
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.model_adapter import OUTPUTS, REMEMBERED, ModelAdapter
@@ -59,6 +59,7 @@ class Architecture:
     - `context`: the longest sequence, None if the model does not state it
     - `dt`: the length of a segment in depth-time, how much the model adds of each map. Where
       sublayers differ, `lengths` are the distinct lengths and `dt` is their unit
+    - `unit`: "block", or "part" where its parts are not seen as blocks
     - `parallel`: whether attention and FFN of a block act in parallel, as one map
     - `initialisation`: None, because a model does not record how its weights were drawn
     - `unread`: what could not be read of its attention and FFN, which limits some instruments
@@ -77,14 +78,12 @@ class Architecture:
     dt: float
     lengths: tuple[float, ...] = (1.0,)
     parallel: bool = False
+    unit: str = "block"
     initialisation: None = None
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if {UNKNOWN, MIX} & set(self.placement.split(", ")):
-            unit = "part"
-        else:
-            unit = "block"
+        unit = self.unit
         if self.blocks != 1:
             unit += "s"
         if self.parallel:
@@ -457,6 +456,7 @@ def _architecture(
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
         parallel=sublayers[0].kind == "parallel",
+        unit=unit_of(structures, depth),
         unread=(*notes, *adapter.notes, *dict.fromkeys(unread)),
     )
 

@@ -12,6 +12,7 @@ from torch import nn
 import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
+from ctrans.examine.diagnosis.reading import place_of
 from solvers import ConfigError
 
 WIDTH = 16
@@ -371,6 +372,26 @@ def test_tokens_that_read_both_ways_are_seen_behind_an_ffn():
     opened = ctrans.open_model(made(FeedForwardFirst), example=TOKENS)
     assert [part.kind for part in opened.depth.sublayers] == ["ffn", "attention"] * LAYERS
     assert not opened.causal
+    assert (opened.depth.per_block, opened.config.blocks) == (2, LAYERS)
+    assert f": {LAYERS} blocks" in str(opened.config)
+    assert place_of(opened.depth, 3) == "block 1, attention (segment 3)"
+
+
+class OneMore(MethodOfTheBlock):
+    """With a residual FFN behind its blocks."""
+
+    def layer(self, i, x):
+        x = super().layer(i, x)
+        if i == LAYERS - 1:
+            x = x + self.down[0](F.gelu(self.up[0](self.n2[0](x))))
+        return x
+
+
+def test_parts_that_are_no_blocks_are_called_parts():
+    opened = ctrans.open_model(made(OneMore), example=TOKENS)
+    assert opened.depth.per_block == 1
+    assert f": {2 * LAYERS + 1} parts" in str(opened.config)
+    assert place_of(opened.depth, 3) == "part 3, FFN (segment 3)"
 
 
 def test_unread_parts_behind_a_read_one_are_named_in_a_diagnosis():
@@ -517,3 +538,13 @@ def test_rows_of_heads_in_the_first_axis_are_told_from_those_of_sequences():
 
     opened = ctrans.open_model(made(Folded), example=TOKENS[:1])
     assert not hasattr(opened.depth.sublayers[0].field, "probabilities")
+
+
+def test_a_sublayer_is_compared_with_its_like():
+    """Behind a quiet FFN of its own each loud attention is as loud as the others."""
+    model = made(OneMore)
+    with torch.no_grad():
+        for weight in model.down.parameters():
+            weight.mul_(1e-3)
+    found = ctrans.diagnose(model, TOKENS, TOKENS.roll(-1, 1)).findings
+    assert not [each.place for each in found if each.check == "sublayer output too large"]

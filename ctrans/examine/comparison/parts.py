@@ -53,7 +53,7 @@ class ModelParts:
         per_block = self.depth.per_block
         inner = []
         for k in self.starts:
-            name = f"block {k // per_block}"
+            name = f"{self.depth.unit} {k // per_block}"
             kind = self.sublayers[k].kind
             if self.size == 1 and (per_block > 1 or kind != "part"):
                 name += f", {kind}"

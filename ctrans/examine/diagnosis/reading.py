@@ -44,7 +44,7 @@ class DiagnosticInstrument(Instrument):
 def place_of(depth: Depth, k: int) -> str:
     """Segment k in words: "block 5, FFN (segment 11)". Blocks and segments count from 0."""
     kind = depth.sublayers[k].kind
-    return f"block {k // depth.per_block}, {WORDS.get(kind, kind)} (segment {k})"
+    return f"{depth.unit} {k // depth.per_block}, {WORDS.get(kind, kind)} (segment {k})"
 
 
 def rms(x: Tensor) -> float:

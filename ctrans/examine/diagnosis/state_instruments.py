@@ -5,6 +5,7 @@ blocks contribute to them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -91,7 +92,8 @@ class BlockMoves(DiagnosticInstrument):
             moves = of_text(at.y - self._without, self.kept)
             moved = token_lengths(moves) / token_lengths(of_text(at.y, self.kept))
             share = median_of(moved)
-            location = f"block {at.k // per_block} (segments {at.k - per_block + 1} to {at.k})"
+            number = at.k // per_block
+            location = f"{self.depth.unit} {number} (segments {at.k - per_block + 1} to {at.k})"
             self.add(
                 "block moves",
                 share,
@@ -136,10 +138,22 @@ class SublayerMoves(DiagnosticInstrument):
 
     def _beside(self, k: int) -> list[float]:
         per_block = self.depth.per_block
-        segments = [k - per_block, k + per_block]
-        if not all(segment in self._moves for segment in segments):
-            segments += [k - 2 * per_block, k + 2 * per_block]
-        return [self._moves[segment] for segment in segments if segment in self._moves]
+        sublayers = self.depth.sublayers
+        alike = [
+            segment
+            for segment in range(k % per_block, len(sublayers), per_block)
+            if sublayers[segment].kind == sublayers[k].kind
+        ]
+        place = alike.index(k)
+        near = self._moves_of(alike, place, 1)
+        if len(near) == 2:
+            return near
+        return near + self._moves_of(alike, place, 2)
+
+    def _moves_of(self, alike: Sequence[int], place: int, apart: int) -> list[float]:
+        """The moves of the segments so far apart in this list, on both sides."""
+        places = [i for i in (place - apart, place + apart) if 0 <= i < len(alike)]
+        return [self._moves[alike[i]] for i in places if alike[i] in self._moves]
 
 
 class EmbeddingShare(DiagnosticInstrument):

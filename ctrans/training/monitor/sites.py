@@ -37,6 +37,7 @@ class Site:
     - `may_learn_length`: whether a weight may be that length. Then passes fit it
     - `block_module`: the module of the block that ends here and returns X + h r, for such a last
       sublayer
+    - `unit`: what the block is called
 
     A model that is read by its sums has no such modules.
     """
@@ -52,11 +53,12 @@ class Site:
     router: nn.Module | None = None
     may_learn_length: bool = False
     block_module: nn.Module | None = None
+    unit: str = "block"
 
     @property
     def place(self) -> str:
         """'block 3, attention'."""
-        return f"block {self.block}, {self.sublayer.kind}"
+        return f"{self.unit} {self.block}, {self.sublayer.kind}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +226,8 @@ def _sites_in(
             is_last = k + 1 == len(depth.sublayers)
             if has_numbers_to_learn and blocks:
                 hooked = {**hooked, **_with_learned_length(sublayer, blocks[-1], is_last=is_last)}
-        sites.append(Site(k, k // depth.per_block, length, sublayer, **hooked))
+        site = Site(k, k // depth.per_block, length, sublayer, unit=depth.unit, **hooked)
+        sites.append(site)
     return tuple(sites)
 
 
