@@ -405,10 +405,10 @@ MEASURES.add(
             scope="weight",
             checks={
                 "weight untrained": Check(
-                    severity="serious",
+                    severity="note",
                     source=(
                         f"{OURS}: 21 healthy models after 25 to 1,200 steps of training have up to"
-                        " 1.36"
+                        " 1.36; of 181 of width 32 after 720 steps 11 have up to 2.12"
                     ),
                     impact=(
                         "This matrix is as if it was just drawn, and those of its role in other"
