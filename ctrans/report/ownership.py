@@ -158,7 +158,9 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether ctrans wrote the file, as its own bytes say. An empty one is anybody's."""
+    """Whether ctrans wrote the file, as its own bytes say. An empty one is anybody's, and one that
+    cannot be read is not ours.
+    """
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -166,7 +168,7 @@ def is_own_file(path: Path) -> bool:
                 file.seek(max(0, path.stat().st_size - ENOUGH))
             says = file.read(ENOUGH)
     except OSError:
-        return True  # what cannot be read is refused where it is written
+        return False  # a replacement needs no right to read the file, so it would be lost
     if len(says) < ENOUGH and not says.strip():
         return True
     pattern = OWN.get(suffix)

@@ -1,7 +1,9 @@
 """No command replaces its source, or a file that ctrans did not write, without --overwrite."""
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 
 import click
@@ -321,6 +323,22 @@ def test_a_file_that_only_looks_like_one_of_ctrans_stays(name, text, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError, match="ctrans did not write it"):
         check_replaceable(path, overwrite=False)
+
+
+@pytest.mark.parametrize("name", ["diagnose.json", "page.html", "runs.csv", "notes"])
+def test_a_file_that_cannot_be_read_stays(name, tmp_path, monkeypatch):
+    theirs = tmp_path / name
+    theirs.write_text("precious")
+
+    def refused(path, *args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("pathlib.Path.open", refused)  # as root reads every file
+    with pytest.raises(ConfigError, match="ctrans did not write it"):
+        check_replaceable(theirs, overwrite=False)
+    with pytest.raises(ConfigError, match="exists"):
+        check_result(tmp_path, "diagnose", [name], overwrite=False)
+    check_replaceable(theirs, overwrite=True)
 
 
 def test_a_picture_of_an_earlier_result_goes_with_it(tmp_path, monkeypatch):
