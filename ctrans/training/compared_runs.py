@@ -117,7 +117,7 @@ def parting_of(first: Path, second: Path) -> RunParting:
 def _check_log(path: Path) -> None:
     run = RunDirectory(path)
     state = read_state(run.step_directory(run.steps()[-1]))
-    check_of_run(path, run.checkpoints.name, state.run, state.progress.first)
+    check_of_run(path, run.checkpoints.name, state)
 
 
 def _common_rows(first: Path, second: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -22,6 +22,7 @@ from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
 from ctrans.training.removal import make_room
+from ctrans.training.training_state import State
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training")
@@ -37,6 +38,11 @@ LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
 MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
+LINEAGE = "lineage"
+"""The key of a row of settings given anew with the run's `State.lineage` after it."""
+PUT_BACK = (
+    "Put back the one that belongs here, or move the log away to go on without its rows"
+)
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -163,9 +169,9 @@ def _means(values: Sequence[float]) -> list[float]:
     return [sum(values[start : start + length]) / length for start in starts]
 
 
-def check_of_run(directory: Path, generation: str, run: str, first: float | None) -> None:
-    """Raises ConfigError if the log is of another run than the checkpoint in this directory of
-    checkpoints, whose `run` and `first` validation loss are given.
+def check_of_run(directory: Path, generation: str, state: State) -> None:
+    """Raises ConfigError if the log is of another run than the checkpoint of this state in this
+    directory of checkpoints, or of a copy of the run that went on with other settings.
 
     A log without its first row is said to lack rows when it is cut.
     """
@@ -177,17 +183,33 @@ def check_of_run(directory: Path, generation: str, run: str, first: float | None
     row = next(iter(_rows(path)), None) or {}
     if row.get("step") != 0 or "validation_loss" not in row:
         return
-    of_log = row.get(RUN)
-    if run and of_log is not None:
-        is_of_run = of_log == run
-    else:  # of an earlier version
-        is_of_run = row["validation_loss"] == first
-    if not is_of_run:
+    first = state.progress.first
+    has_names = bool(state.run) and row.get(RUN) is not None  # not in an earlier version
+    has_its_name = not has_names or row[RUN] == state.run
+    if row["validation_loss"] != first or not has_its_name:
         raise ConfigError(
             f"{str(path)!r} is the log of another run than the checkpoint: their first validation"
-            f" losses are {row['validation_loss']} and {first}, or their settings differ. Put back"
-            " the one that belongs here, or move the log away to go on without its rows"
+            f" losses are {row['validation_loss']} and {first}, or their settings or first weights"
+            f" differ. {PUT_BACK}"
         )
+    if _lineage_in(path, state.progress.step) not in (state.lineage, None):
+        raise ConfigError(
+            f"{str(path)!r} is the log of another run than the checkpoint: they began as one run,"
+            f" and one of them went on with other settings. {PUT_BACK}"
+        )
+
+
+def _lineage_in(path: Path, step: int) -> str | None:
+    """The lineage in a log of a run that has come to that step; "" if it was given no settings
+    anew, None if a damaged line may have said so.
+    """
+    lineage = ""
+    for row in _rows(path):
+        if row is None:
+            return None
+        if "settings" in row and row["step"] < step:
+            lineage = str(row.get(LINEAGE, ""))
+    return lineage
 
 
 def unsaved(directory: Path) -> bool:

@@ -13,6 +13,7 @@ from ctrans.dynamics.residual import RESIDUALS
 from ctrans.model.checkpoint import BEST, CONFIG, digest, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.weights_file import sha256_of
 from ctrans.training import log
 from ctrans.training.adjoint_error import check_adjoint
 from ctrans.training.compiled import compile_objective
@@ -60,7 +61,14 @@ def anew(
         check_free(store)
     check_data(model, config, data, processes)
     fingerprint = data.fingerprint()
-    run_name = digest({**asdict(model.config), **asdict(config), "fingerprint": fingerprint})
+    run_name = digest(
+        {
+            **asdict(model.config),
+            **asdict(config),
+            "fingerprint": fingerprint,
+            "weights": sha256_of(model.state_dict()),
+        }
+    )
     state = State(Progress(), config, dict(source), fingerprint, execution, run_name)
     run = assemble(model, state, data, store, parallel, processes)
     if processes.first:
@@ -192,7 +200,7 @@ def resumed(
         )
     if processes.first:
         # before anything is removed, as checkpoints of the run after one of others
-        log.check_of_run(store.directory, store.checkpoints.name, state.run, progress.first)
+        log.check_of_run(store.directory, store.checkpoints.name, state)
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
     if progress.best_step not in store.steps():  # the best checkpoint was damaged
@@ -200,7 +208,10 @@ def resumed(
     saved_state = read_state(directory)
     saved = asdict(saved_state.config)
     changes = {name: value for name, value in asdict(state.config).items() if value != saved[name]}
-    state = replace(state, execution=execution)
+    lineage = state.lineage
+    if changes:
+        lineage = digest({"before": lineage, "step": progress.step, "settings": changes})
+    state = replace(state, execution=execution, lineage=lineage)
     run = assemble(model, state, data, store, parallel, processes)
     restore(directory, run.model, run.optimiser)
     if processes.first:
@@ -210,7 +221,8 @@ def resumed(
             log.bring_back(store.directory, store.checkpoints.name)
         log.cut(store.directory, progress.step)
         if changes:
-            log.append(store.directory, {"step": progress.step, "settings": changes})
+            row = {"step": progress.step, "settings": changes, log.LINEAGE: lineage}
+            log.append(store.directory, row)
     processes.wait()
     return run, progress
 

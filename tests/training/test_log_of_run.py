@@ -1,0 +1,113 @@
+"""Which files beside a run's last checkpoint are of the run: its log, its best checkpoint, its
+results.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.model.sums import STATE, SUMS, sums
+from ctrans.training import log
+from ctrans.training.compared_runs import parting_of
+from ctrans.training.data import from_text
+from ctrans.training.loop import carry_out
+from ctrans.training.parallel import PARALLEL
+from ctrans.training.run_directory import RunDirectory
+from ctrans.training.run_start import anew
+from ctrans.training.settings import TrainConfig
+from ctrans.training.training_state import read_state
+from solvers import ConfigError
+from tests.training.helpers import ALONE, MODEL, SETTINGS, TEXT, resume, start
+
+
+def start_from_weights_of(seed, directory):
+    """A new run with the same settings, whatever its first weights."""
+    config = GPTConfig(**MODEL)
+    settings = TrainConfig(**SETTINGS | {"iterations": 3})
+    return anew(
+        GPT(config, seed=seed),
+        settings,
+        from_text(TEXT, config.context),
+        RunDirectory(directory),
+        PARALLEL["none"],
+        ALONE,
+        source={},
+    )
+
+
+def test_runs_with_equal_settings_have_one_name_only_if_their_first_weights_are_equal(tmp_path):
+    names = []
+    for number, seed in enumerate((1, 1, 2)):
+        place = tmp_path / str(number)
+        carry_out(*start_from_weights_of(seed, place))
+        names.append(read_state(place / "last").run)
+    assert names[0] == names[1] != names[2]
+    shutil.copy(tmp_path / "1" / log.LOG, tmp_path / "0" / log.LOG)
+    resume(tmp_path / "0", iterations=6)
+    shutil.copy(tmp_path / "2" / log.LOG, tmp_path / "1" / log.LOG)
+    with pytest.raises(ConfigError, match="is the log of another run than the checkpoint"):
+        resume(tmp_path / "1", iterations=6)
+
+
+def resumed(place, **changes):
+    carry_out(*resume(place, **changes))
+    return place
+
+
+@pytest.fixture
+def forks(tmp_path):
+    """Two copies of a run that went on with other settings, and one that goes on like the first."""
+    carry_out(*start(tmp_path / "a", iterations=3))
+    for name in ("faster", "like a"):
+        shutil.copytree(tmp_path / "a", tmp_path / name, symlinks=True)
+    for name in ("a", "like a"):
+        resumed(tmp_path / name, iterations=6)
+    resumed(tmp_path / "faster", iterations=6, learning_rate=0.1)
+    return tmp_path
+
+
+def test_the_log_of_a_copy_that_went_on_with_other_settings_is_refused(forks):
+    own_log = (forks / "a" / log.LOG).read_bytes()
+    shutil.copy(forks / "faster" / log.LOG, forks / "a" / log.LOG)
+    for refused in (
+        lambda: resume(forks / "a", iterations=9),
+        lambda: parting_of(forks / "a", forks / "like a"),
+    ):
+        with pytest.raises(ConfigError, match="one of them went on with other settings"):
+            refused()
+    (forks / "faster" / log.LOG).write_bytes(own_log)
+    with pytest.raises(ConfigError, match="one of them went on with other settings"):
+        resume(forks / "faster", iterations=9)
+
+
+def test_the_log_of_a_copy_that_went_on_alike_is_the_runs_own(forks):
+    shutil.copy(forks / "like a" / log.LOG, forks / "a" / log.LOG)
+    resumed(forks / "a", iterations=9, learning_rate=1e-3)
+    resumed(forks / "a", iterations=12)
+    resumed(forks / "a")
+
+
+def test_a_damaged_row_of_settings_does_not_make_a_log_anothers(forks):
+    lines = (forks / "faster" / log.LOG).read_text().splitlines(keepends=True)
+    damaged = [line.replace('"settings"', '"sett') for line in lines]
+    (forks / "faster" / log.LOG).write_text("".join(damaged))
+    resumed(forks / "faster", iterations=9)
+
+
+def test_a_run_that_an_earlier_version_gave_other_settings_goes_on(forks):
+    place = forks / "faster"
+    last = (place / "last").resolve()
+    state = json.loads((last / STATE).read_text())
+    del state["lineage"]
+    (last / STATE).write_text(json.dumps(state))
+    (last / SUMS).write_bytes(sums(last))
+    rows = [json.loads(line) for line in (place / log.LOG).read_text().splitlines()]
+    for row in rows:
+        row.pop("lineage", None)
+    (place / log.LOG).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    resumed(place, iterations=9)
+    resumed(place, iterations=12, learning_rate=1e-3)
+    resumed(place)
