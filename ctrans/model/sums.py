@@ -11,7 +11,9 @@ import hashlib
 import os
 from collections.abc import Iterable, Set
 from pathlib import Path
+from typing import Any
 
+from ctrans.base.given_files import read_json
 from solvers import ConfigError
 
 SUMS = "SHA256SUMS"
@@ -137,6 +139,25 @@ def checkpoint_of(path: Path) -> Path | None:
         if directory.name in GENERATIONS and any(directory.glob(f"{STEP}/{SUMS}")):
             return directory
     return None
+
+
+def are_of_two_runs(first: Path, second: Path) -> bool:
+    """Whether two checkpoints' train.json name two runs, by their names, their data or their first
+    validation losses. A file that cannot be read names none.
+    """
+    one, other = (_names_of_run(checkpoint) for checkpoint in (first, second))
+    return any(one[key] != other[key] for key in one.keys() & other.keys())
+
+
+def _names_of_run(checkpoint: Path) -> dict[str, Any]:
+    """What a run has in the state of each of its checkpoints. An earlier version gave no name."""
+    try:
+        content = read_json(checkpoint / STATE)
+        names = {key: content.get(key) for key in ("run", "fingerprint")}
+        names["first"] = content["progress"]["first"]
+    except (ConfigError, LookupError, TypeError, AttributeError):
+        return {}
+    return {key: name for key, name in names.items() if name is not None and name != ""}
 
 
 def check_bound(checkpoint: Path) -> None:

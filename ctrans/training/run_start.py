@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from ctrans.base.option import defaults_of
@@ -13,6 +15,7 @@ from ctrans.dynamics.residual import RESIDUALS
 from ctrans.model.checkpoint import BEST, CONFIG, digest, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import are_of_two_runs
 from ctrans.model.weights_file import sha256_of
 from ctrans.training import log
 from ctrans.training.adjoint_error import check_adjoint
@@ -24,12 +27,14 @@ from ctrans.training.objective import Objective
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
+from ctrans.training.removal import make_room
 from ctrans.training.run_checkpoint import restore
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import MAY_CHANGE, OF_EXPERTS, TrainConfig
 from ctrans.training.training_state import Progress, State, read_state
 from solvers import ConfigError
 
+LOGGER = logging.getLogger("ctrans.training")
 MODELS = (CONFIG, "ckpt.pt", ".metadata")
 """Files of models by which commands read a directory: of ctrans or Hugging Face, of nanoGPT, and
 of distributed checkpoints.
@@ -203,6 +208,16 @@ def resumed(
         log.check_of_run(store.directory, store.checkpoints.name, state)
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
+    others_best = _best_of_another(store, progress, directory)
+    if processes.first and others_best is not None:
+        LOGGER.warning(
+            "%r is a checkpoint of another run, and not the best one of this run: it gets another"
+            " name, and the run goes on without a best checkpoint",
+            str(others_best),
+        )
+        with store.changing():
+            make_room(others_best)
+    processes.wait()
     if progress.best_step not in store.steps():  # the best checkpoint was damaged
         progress = replace(progress, best=None, best_step=None)
     saved_state = read_state(directory)
@@ -225,6 +240,17 @@ def resumed(
             log.append(store.directory, row)
     processes.wait()
     return run, progress
+
+
+def _best_of_another(store: RunDirectory, progress: Progress, last: Path) -> Path | None:
+    """The checkpoint in the place of the best one if it is of another run; else None."""
+    best = progress.best_step
+    if best is None or best == progress.step or best not in store.steps():
+        return None
+    place = store.step_directory(best)
+    if are_of_two_runs(place, last):
+        return place
+    return None
 
 
 def assemble(

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from ctrans.model.checkpoint import load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE, SUMS, sums
@@ -111,3 +112,39 @@ def test_a_run_that_an_earlier_version_gave_other_settings_goes_on(forks):
     resumed(place, iterations=9)
     resumed(place, iterations=12, learning_rate=1e-3)
     resumed(place)
+
+
+@pytest.fixture
+def best_of_another(tmp_path):
+    """A run with the best checkpoint of another run, which is another one than its last."""
+    for seed in (0, 1):
+        place = tmp_path / str(seed)
+        carry_out(*start(place, iterations=4, seed=seed))
+        resumed(place, iterations=9, learning_rate=10.0, margin=1e3)
+    best = (tmp_path / "0" / "best").resolve()
+    assert best.name == (tmp_path / "1" / "best").resolve().name == "step-00000004"
+    assert best.name != (tmp_path / "0" / "last").resolve().name
+    shutil.rmtree(best)
+    shutil.copytree((tmp_path / "1" / "best").resolve(), best)
+    return tmp_path / "0"
+
+
+def test_the_best_checkpoint_of_another_run_is_not_read(best_of_another, tmp_path):
+    with pytest.raises(ConfigError, match="checkpoint of another run"):
+        load(best_of_another)
+    load(best_of_another / "last")
+    load(tmp_path / "1")
+
+
+def test_a_resumed_run_goes_on_without_the_best_checkpoint_of_another(
+    best_of_another, tmp_path, caplog
+):
+    digest = sums((tmp_path / "1" / "best").resolve())
+    resumed(best_of_another, iterations=12)
+    assert "is a checkpoint of another run" in caplog.text
+    load(best_of_another)
+    kept = best_of_another / "checkpoints" / "step-00000004-others"
+    assert sums(kept) == digest, "it may be all that is left of the other run"
+    caplog.clear()
+    resumed(tmp_path / "1", iterations=12)
+    assert "another run" not in caplog.text
