@@ -31,9 +31,13 @@ MONITOR = "monitor.jsonl"
 RECORDS = (LOG, MONITOR)
 """The logs of a run beside its checkpoints: its own, and that of a monitor."""
 RESULT = "train.json"
-RESULTS = (RESULT, "loss.png")
-"""What `ctrans train` writes at the end of a run, beside its log."""
+WATCHED = "watch.json"
+RESULTS = (RESULT, "loss.png", WATCHED, "watch.png")
+"""What `ctrans train` and `ctrans watch` write beside the logs of a run, each with its picture."""
 RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
+WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
+PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00(ctrans|Matplotlib)")
+"""How pictures of ctrans begin; those of earlier versions name Matplotlib."""
 LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
 MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
 RUN = "run"
@@ -321,19 +325,29 @@ def _forget_aside(directory: Path, generation: str) -> None:
 
 def _set_aside(directory: Path, generation: str) -> list[str]:
     """The names of what a run set aside for these checkpoints. A file that begins otherwise is a
-    user's, and a picture is a run's if its result is.
+    user's.
     """
     log, monitor = (directory / _aside(generation, name) for name in RECORDS)
-    result, picture = (directory / _aside(generation, name) for name in RESULTS)
     names = []
     if _begins(log, LOG_BEGINS):
         names.append(LOG)
     if _begins(monitor, MONITOR_BEGINS):
         names.append(MONITOR)
+    names += _results(*(directory / _aside(generation, name) for name in RESULTS))
+    return names
+
+
+def _results(result: Path, picture: Path, watched: Path, picture_of_watched: Path) -> list[str]:
+    """The names of those of these results that ctrans wrote. The picture of the training is a run's
+    if its result is: a new run replaces it.
+    """
+    names = []
     if _begins(result, RESULT_BEGINS):
-        names.append(RESULT)
-        if picture.exists():
-            names.append(RESULTS[1])
+        names += [name for name, path in zip(RESULTS, (result, picture), strict=False) if path.exists()]
+    if _begins(watched, WATCHED_BEGINS):
+        names.append(WATCHED)
+        if _begins(picture_of_watched, PICTURE_BEGINS):
+            names.append(RESULTS[-1])
     return names
 
 
@@ -355,15 +369,8 @@ def forget_unsaved(directory: Path) -> None:
 
 
 def _of_run(directory: Path) -> list[str]:
-    """The names of the logs, and of the results if `ctrans train` wrote them."""
-    try:
-        with (directory / RESULT).open("rb") as file:
-            is_of_train = RESULT_BEGINS.match(file.read(200)) is not None
-    except OSError:
-        is_of_train = False
-    if is_of_train:
-        return [*RECORDS, *RESULTS]
-    return [*RECORDS]
+    """The names of the logs, and of the results if ctrans wrote them."""
+    return [*RECORDS, *_results(*(directory / name for name in RESULTS))]
 
 
 def _aside(generation: str, name: str) -> str:

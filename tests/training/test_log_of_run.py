@@ -148,3 +148,29 @@ def test_a_resumed_run_goes_on_without_the_best_checkpoint_of_another(
     caplog.clear()
     resumed(tmp_path / "1", iterations=12)
     assert "another run" not in caplog.text
+
+
+WATCHED = '{"command": "watch", "options": {}}'
+PICTURES = {"ctrans": b"\x89PNG..tEXtSoftware\0ctrans", "user": b"\x89PNG..tEXtSoftware\0GIMP"}
+
+
+def test_what_watch_wrote_of_a_run_goes_with_it_when_another_overwrites_it(tmp_path):
+    carry_out(*start(tmp_path, iterations=2))
+    (tmp_path / "watch.json").write_text(WATCHED)
+    (tmp_path / "watch.png").write_bytes(PICTURES["ctrans"])
+    start(tmp_path, overwrite=True)
+    assert not list(tmp_path.glob("watch.*"))
+    resumed(tmp_path)
+    assert (tmp_path / "watch.json").read_text() == WATCHED
+    assert (tmp_path / "watch.png").read_bytes() == PICTURES["ctrans"]
+    carry_out(*start(tmp_path, iterations=2, overwrite=True))
+    assert not [path for path in tmp_path.rglob("*") if "watch" in path.name]
+
+
+def test_pictures_of_users_beside_what_watch_wrote_stay(tmp_path):
+    carry_out(*start(tmp_path, iterations=2))
+    (tmp_path / "watch.json").write_text(WATCHED)
+    (tmp_path / "watch.png").write_bytes(PICTURES["user"])
+    carry_out(*start(tmp_path, iterations=2, overwrite=True))
+    assert not (tmp_path / "watch.json").exists()
+    assert (tmp_path / "watch.png").read_bytes() == PICTURES["user"]
