@@ -15,12 +15,12 @@ from ctrans.dynamics.residual import RESIDUALS
 from ctrans.model.checkpoint import BEST, CONFIG, digest, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.model.sums import are_of_two_runs
+from ctrans.model.sums import GENERATIONS, are_of_two_runs
 from ctrans.model.weights_file import sha256_of
 from ctrans.training import log
 from ctrans.training.adjoint_error import check_adjoint
 from ctrans.training.compiled import compile_objective
-from ctrans.training.data import Data, share_of
+from ctrans.training.data import TRAIN, VALIDATION, Data, share_of
 from ctrans.training.execution import UNKNOWN, Execution
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
@@ -56,9 +56,12 @@ def anew(
     """A new run, ready for `carry_out`.
 
     Raises ConfigError if the directory has a run and `overwrite` is False, if it holds a model that
-    is no run's, or if the data are too few for a batch, have tokens outside of the vocabulary, or
+    is no run's, if the data or something that is no file have the name of a file of the run, or
+    if the data are too few for a batch, have tokens outside of the vocabulary, or
     cannot be shared evenly. Then it removes nothing.
     """
+    check_source_stays(store, source)
+    check_files(store)
     if overwrite:
         check_no_model(store)
         store = store.beside()
@@ -108,6 +111,34 @@ def check_free(store: RunDirectory) -> None:
         if os.path.lexists(path):
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"
+            )
+
+
+def check_source_stays(store: RunDirectory, source: Mapping[str, Any]) -> None:
+    """Raises ConfigError for data in a file that a run in the directory writes or removes."""
+    paths = [Path(source[name]) for name in ("file", "bin") if source.get(name) is not None]
+    paths += [path / name for path in paths for name in (TRAIN, VALIDATION)]
+    home = Path(os.path.realpath(store.directory))
+    written = {home / name for name in (*log.RECORDS, *log.RESULTS, *GENERATIONS)}
+    for path in paths:
+        place = Path(os.path.realpath(path))
+        if written & {place, *place.parents}:
+            raise ConfigError(
+                f"a run in {str(store.directory)!r} would remove its data, {str(path)!r}: choose"
+                " another --out"
+            )
+
+
+def check_files(store: RunDirectory) -> None:
+    """Raises ConfigError for a directory, or what else is no file, in the place of a file of the
+    run.
+    """
+    for name in (*log.RECORDS, *log.RESULTS):
+        path = store.directory / name
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"{str(path)!r} has the name of a file of the run, and is no file: move it away, or"
+                " choose another --out"
             )
 
 

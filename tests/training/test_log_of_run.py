@@ -5,6 +5,7 @@ results.
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from ctrans.model.checkpoint import load
@@ -19,6 +20,7 @@ from ctrans.training.parallel import PARALLEL
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew
 from ctrans.training.settings import TrainConfig
+from ctrans.training.train import train
 from ctrans.training.training_state import read_state
 from solvers import ConfigError
 from tests.training.helpers import ALONE, MODEL, SETTINGS, TEXT, resume, start
@@ -174,3 +176,51 @@ def test_pictures_of_users_beside_what_watch_wrote_stay(tmp_path):
     carry_out(*start(tmp_path, iterations=2, overwrite=True))
     assert not (tmp_path / "watch.json").exists()
     assert (tmp_path / "watch.png").read_bytes() == PICTURES["user"]
+
+
+def everything(directory):
+    return {
+        path: path.is_file() and path.read_bytes()
+        for path in directory.rglob("*")
+        if path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("name", ["monitor.jsonl", "train.json", "watch.json", "last/train.json"])
+def test_a_run_does_not_remove_the_file_that_it_reads(name, overwrite, tmp_path):
+    out = tmp_path / "run"
+    carry_out(*start(out, iterations=2))
+    (out / "train.json").write_text('{"command": "train", ' + 999 * " " + "}")
+    (out / "watch.json").write_text(WATCHED + 999 * " ")
+    (out / "monitor.jsonl").write_text('{"header": {}}' + 999 * " ")
+    link = tmp_path / "data"
+    link.symlink_to(out / name)
+    before = everything(out)
+    for data in (out / name, link):
+        with pytest.raises(ConfigError, match="would remove its data"):
+            train(GPTConfig(**MODEL), TrainConfig(), data, out=out, overwrite=overwrite)
+    assert everything(out) == before
+
+
+def test_a_run_does_not_remove_the_tokens_that_it_reads(tmp_path):
+    out = tmp_path / "run"
+    carry_out(*start(out, iterations=2))
+    (out / "monitor.jsonl").write_bytes(np.arange(999, dtype="<u2").tobytes())
+    (tmp_path / "train.bin").symlink_to(out / "monitor.jsonl")
+    (tmp_path / "val.bin").write_bytes(np.arange(99, dtype="<u2").tobytes())
+    model = GPTConfig(**MODEL | {"vocab_size": 1000})
+    before = everything(out)
+    with pytest.raises(ConfigError, match="would remove its data"):
+        train(model, TrainConfig(iterations=2), tmp_path, out=out, overwrite=True)
+    assert everything(out) == before
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("name", [*log.RECORDS, *log.RESULTS])
+def test_a_directory_of_a_user_in_the_place_of_a_file_of_a_run_stays(name, overwrite, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine").write_text("mine")
+    with pytest.raises(ConfigError, match="move it away"):
+        start(tmp_path, iterations=2, overwrite=overwrite)
+    assert everything(tmp_path) == {tmp_path / name: False, tmp_path / name / "mine": b"mine"}
