@@ -190,7 +190,11 @@ def _tensors(first: Path, second: Path) -> tuple[tuple[WeightDifference, ...], i
 def answer(first: str, second: str, found: RunParting) -> Answer:
     """Where the runs part, in a few sentences."""
     texts = []
-    if found.step is None:
+    if found.steps == 0:
+        texts.append(
+            f"The logs of {first} and {second} have no step in common, so no loss is compared"
+        )
+    elif found.step is None:
         texts.append(
             f"The logs of {first} and {second} are equal at all {found.steps} common steps"
         )
@@ -223,8 +227,12 @@ def answer(first: str, second: str, found: RunParting) -> Answer:
         )
     else:
         texts.append("They have no checkpoint of the same step, so no tensor is compared")
-    parted = found.step is not None or bool(found.tensors)
-    return Answer(". ".join(texts) + ".", "bad" if parted else "good")
+    mark = "good"
+    if found.step is not None or found.tensors:
+        mark = "bad"
+    elif found.steps == 0:
+        mark = "note"
+    return Answer(". ".join(texts) + ".", mark)
 
 
 def with_runs(table: Measured, first: str, second: str, found: RunParting) -> Measured:
