@@ -3,7 +3,9 @@ results.
 """
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,3 +226,14 @@ def test_a_directory_of_a_user_in_the_place_of_a_file_of_a_run_stays(name, overw
     with pytest.raises(ConfigError, match="move it away"):
         start(tmp_path, iterations=2, overwrite=overwrite)
     assert everything(tmp_path) == {tmp_path / name: False, tmp_path / name / "mine": b"mine"}
+
+
+def test_a_run_does_not_begin_where_no_checkpoint_can_be_read(tmp_path):
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff"))
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        train(GPTConfig(**MODEL), TrainConfig(iterations=2), TEXT, out=out)
+    assert not out.exists()
+    carry_out(*start(tmp_path / "run", iterations=2))
+    (tmp_path / "run").rename(out)
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        resume(out, iterations=4)
