@@ -227,12 +227,12 @@ def answer(first: str, second: str, found: RunParting) -> Answer:
         )
     else:
         texts.append("They have no checkpoint of the same step, so no tensor is compared")
-    mark = "good"
+    text = ". ".join(texts) + "."
     if found.step is not None or found.tensors:
-        mark = "bad"
-    elif found.steps == 0:
-        mark = "note"
-    return Answer(". ".join(texts) + ".", mark)
+        return Answer(text, "bad")
+    if found.steps == 0:
+        return Answer(text, "note")
+    return Answer(text, "good")
 
 
 def with_runs(table: Measured, first: str, second: str, found: RunParting) -> Measured:

@@ -44,9 +44,7 @@ RUN = "run"
 """The key of the first row with the run's `State.run`."""
 LINEAGE = "lineage"
 """The key of a row of settings given anew with the run's `State.lineage` after it."""
-PUT_BACK = (
-    "Put back the one that belongs here, or move the log away to go on without its rows"
-)
+PUT_BACK = "Put back the one that belongs here, or move the log away to go on without its rows"
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -343,7 +341,9 @@ def _results(result: Path, picture: Path, watched: Path, picture_of_watched: Pat
     """
     names = []
     if _begins(result, RESULT_BEGINS):
-        names += [name for name, path in zip(RESULTS, (result, picture), strict=False) if path.exists()]
+        names += [
+            name for name, path in zip(RESULTS, (result, picture), strict=False) if path.exists()
+        ]
     if _begins(watched, WATCHED_BEGINS):
         names.append(WATCHED)
         if _begins(picture_of_watched, PICTURE_BEGINS):

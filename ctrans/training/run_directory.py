@@ -272,8 +272,8 @@ class RunDirectory:
         remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
-        """Makes the directory. Raises ConfigError if it cannot be written to, or if checkpoints there
-        could not be read.
+        """Makes the directory. Raises ConfigError if it cannot be written to, or if checkpoints
+        there could not be read.
         """
         check_name(self.directory.absolute())
         with self.changing():

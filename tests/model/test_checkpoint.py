@@ -323,7 +323,9 @@ def test_sums_that_are_no_small_file_are_one_line_for_little_memory(kind, tmp_pa
     else:
         path.write_bytes(sums(tmp_path) + 10**5 * b"x" + b"\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ConfigError, match=SUMS if kind != "one long name" else "is missing") as said:
+    with pytest.raises(
+        ConfigError, match=SUMS if kind != "one long name" else "is missing"
+    ) as said:
         load(tmp_path)
     assert len(str(said.value)) < 500
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
