@@ -32,7 +32,7 @@ from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
-from ctrans.report.ownership import check_replaceable, check_result, place_of
+from ctrans.report.ownership import check_replaceable, check_result, is_own_picture, place_of
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
@@ -238,11 +238,14 @@ def end(
 
 
 def _remove_pictures(request: Request, directory: Path, kept: Collection[str]) -> None:
-    """Removes the pictures of an earlier result that this one does not draw again."""
+    """Removes the pictures of an earlier result that this one does not draw again. Pictures that
+    ctrans did not write stay.
+    """
     for name in (request.command, *picture_names(request.command)):
-        if f"{name}.png" not in kept:
+        path = directory / f"{name}.png"
+        if path.name not in kept and path.is_file() and is_own_picture(path):
             with contextlib.suppress(OSError):
-                (directory / f"{name}.png").unlink(missing_ok=True)
+                path.unlink()
 
 
 def _with_remarks(measured: Measured, sources: Sequence[ModelSource]) -> Measured:

@@ -6,6 +6,7 @@ ctrans runs only what the user names, in that order.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -39,6 +40,20 @@ def import_named(value: str) -> ModuleType:
             module = _import_module(value)
         FILES.add(str(getattr(module, "__file__", value)))  # built-in modules have none
         return module
+
+
+def digest_of_plugins() -> str | None:
+    """SHA-256 of the files of the plugins that were imported, in their order; None without plugins.
+    What a plugin imports itself is not in it.
+    """
+    if not LOADED:
+        return None
+    digest = hashlib.sha256()
+    for name in LOADED:
+        file = getattr(import_named(name), "__file__", None)
+        if file is not None:
+            digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def called(value: str) -> Any:

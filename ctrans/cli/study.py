@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrans.cli.ending import check_outputs, end
+from ctrans.cli.plugins import digest_of_plugins
 from ctrans.cli.request import absolute_paths, check_exclusive, command_of
 from ctrans.cli.say import say
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
@@ -23,6 +24,7 @@ from ctrans.study.outcomes import Floor, curves, losses, outcomes_of, stable_rul
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.preset import Preset
 from ctrans.study.presets.table import PRESETS
+from ctrans.study.run_key import PLUGINS
 from ctrans.study.studied import measured
 from ctrans.study.study_file import read_study
 from ctrans.study.training import FAILED
@@ -52,6 +54,7 @@ def command(request: StudyRequest) -> None:
     """
     directory = _directory(request)
     _check(request, directory)
+    PLUGINS["digest"] = digest_of_plugins() or ""
     study = _study(request)
     if request.dry_run:
         if (directory / FILE).exists():

@@ -17,6 +17,7 @@ from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.ending import check_outputs, print_page, result_of, save_json, write_result
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_depths import check_depths, losses_at
+from ctrans.cli.plugins import digest_of_plugins
 from ctrans.cli.request import check_exclusive, command_of
 from ctrans.cli.say import say, say_if_read
 from ctrans.cli.train_monitor import check_monitored, watched_run
@@ -185,6 +186,7 @@ def _with_options(planned: Plan, request: TrainRequest) -> Plan:
         planned.execution,
         tensorboard=bool(request.use_tensorboard),
         eval_depth=request.eval_depth,
+        plugins=digest_of_plugins(),
     )
     return replace(planned, execution=execution)
 

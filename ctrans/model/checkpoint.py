@@ -34,7 +34,7 @@ from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable, number_of_weights
-from ctrans.model.sums import check_bound
+from ctrans.model.sums import are_of_two_runs, check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_weights
 from solvers import ConfigError, unknown
 
@@ -180,7 +180,7 @@ def find_model(directory: str | Path) -> Path:
     """The directory that holds the model: the given one, or `best` of a training run.
 
     Raises ConfigError for no such directory, a directory without a model, and a run whose `best` is
-    missing, broken, or a checkpoint of an overwritten run.
+    missing, broken, or a checkpoint of another run.
     """
     directory = Path(directory)
     best = directory / BEST
@@ -209,6 +209,11 @@ def find_model(directory: str | Path) -> Path:
         raise ConfigError(
             f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or continue the"
             " run with ctrans train --resume"
+        )
+    if os.path.exists(last) and are_of_two_runs(checkpoint, last.resolve()):
+        raise ConfigError(
+            f"{str(best)!r} is a checkpoint of another run than {str(last)!r}: restore the one that"
+            f" belongs here, or give {str(last)!r}"
         )
     return checkpoint
 

@@ -11,7 +11,9 @@ import hashlib
 import os
 from collections.abc import Iterable, Set
 from pathlib import Path
+from typing import Any
 
+from ctrans.base.given_files import read_file, read_json
 from solvers import ConfigError
 
 SUMS = "SHA256SUMS"
@@ -23,6 +25,10 @@ STATE = "train.json"
 """The file of a training run next to its model. A checkpoint with this file has sums."""
 NAME = 64 + len("  ")
 """The position of the name in a line of sums."""
+LARGEST = 1 << 20
+"""The most bytes of sums; a checkpoint of 1,000 processes has 130,000."""
+LONGEST_NAME = 100
+"""The most characters of a name in a message."""
 OPTIMISER = "optimiser.safetensors"
 SHARDS = "optimiser"
 """The directory of the processes' files in a checkpoint. Without it the optimiser is in one file.
@@ -54,12 +60,19 @@ def listed_files(checkpoint: Path) -> set[str] | None:
     kill may leave an empty file or the start of a line.
     """
     try:
-        recorded = (checkpoint / SUMS).read_bytes()
-    except OSError:
+        recorded = _recorded(checkpoint)
+    except ConfigError:
         return None
     if not recorded.endswith(b"\n"):
         return None
     return {_name(line) for line in recorded.splitlines()}
+
+
+def _recorded(checkpoint: Path) -> bytes:
+    """The content of SHA256SUMS. Raises ConfigError for one that cannot be read, that is no regular
+    file, or that is too large.
+    """
+    return read_file(checkpoint / SUMS, LARGEST)
 
 
 def _lines(files: Iterable[Path], checkpoint: Path) -> bytes:
@@ -78,7 +91,7 @@ def damage(checkpoint: Path) -> str | None:
     hashes, and none is there that ctrans would read besides them.
     """
     try:
-        recorded = (checkpoint / SUMS).read_bytes()
+        recorded = _recorded(checkpoint)
         recorded_lines = recorded.splitlines()
         names = {_name(line) for line in recorded_lines}
         files = [
@@ -89,16 +102,17 @@ def damage(checkpoint: Path) -> str | None:
         actual = _lines(files, checkpoint)
     except OSError as error:
         return f"cannot read {error.filename!r}: {error.strerror}"
+    except ConfigError as error:
+        return str(error)
     if recorded == actual:
         return None
     actual_lines = actual.splitlines()
     for line in actual_lines:
         if line not in recorded_lines and _name(line) in names:
-            path = checkpoint / _name(line)
-            return f"{str(path)!r} is damaged: its SHA-256 is not the one in {SUMS}"
+            return f"{_shown(checkpoint, line)} is damaged: its SHA-256 is not the one in {SUMS}"
     for line in recorded_lines:
         if line not in actual_lines:
-            return f"{str(checkpoint / _name(line))!r} is missing"
+            return f"{_shown(checkpoint, line)} is missing"
     for line in actual_lines:
         if line not in recorded_lines:
             return _unlisted(checkpoint, _name(line), names)
@@ -139,6 +153,25 @@ def checkpoint_of(path: Path) -> Path | None:
     return None
 
 
+def are_of_two_runs(first: Path, second: Path) -> bool:
+    """Whether two checkpoints' train.json name two runs, by their names, their data or their first
+    validation losses. A file that cannot be read names none.
+    """
+    one, other = (_names_of_run(checkpoint) for checkpoint in (first, second))
+    return any(one[key] != other[key] for key in one.keys() & other.keys())
+
+
+def _names_of_run(checkpoint: Path) -> dict[str, Any]:
+    """What a run has in the state of each of its checkpoints. An earlier version gave no name."""
+    try:
+        content = read_json(checkpoint / STATE)
+        names = {key: content.get(key) for key in ("run", "fingerprint")}
+        names["first"] = content["progress"]["first"]
+    except (ConfigError, LookupError, TypeError, AttributeError):
+        return {}
+    return {key: name for key, name in names.items() if name is not None and name != ""}
+
+
 def check_bound(checkpoint: Path) -> None:
     """Raises ConfigError for a training run's checkpoint that is damaged or has files of another
     run. A model saved alone has no sums.
@@ -156,6 +189,14 @@ def check_bound(checkpoint: Path) -> None:
 def _name(line: bytes) -> str:
     """The file's name in a line of sums."""
     return os.fsdecode(line[NAME:])
+
+
+def _shown(checkpoint: Path, line: bytes) -> str:
+    """The path in a line of sums for a message. A damaged line may be one long name."""
+    name = _name(line)
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}..."
+    return repr(str(checkpoint / name))
 
 
 def _digest(path: Path) -> str:

@@ -19,6 +19,8 @@ from solvers import ConfigError
 
 DESCRIPTOR = re.compile(r"/proc/(self|thread-self|\d+)/fd/\d+")
 """The path of a process's open file."""
+WRITER = {"Software": "ctrans"}
+"""What a picture has of the program that wrote it."""
 
 
 def to_json(value: Any) -> str:
@@ -71,8 +73,10 @@ def check_writable(directory: Path) -> None:
 
 
 def png(figure: Figure, dpi: int = 130) -> bytes:
-    """The figure as a PNG file's bytes. `savefig` would draw it twice."""
+    """The figure as a PNG file's bytes, which say that ctrans wrote them. `savefig` would draw it
+    twice.
+    """
     figure.set_dpi(dpi)
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]  # matplotlib gives it no types
+    FigureCanvasAgg(figure).print_png(buffer, metadata=WRITER)  # type: ignore[no-untyped-call]  # matplotlib gives it no types
     return buffer.getvalue()

@@ -1,9 +1,9 @@
 """Which files a command may replace: those that ctrans wrote, and with --overwrite any.
 
 Two kinds stay also with --overwrite: what the command reads, and the checkpoints of training runs.
-Every command asks here before it computes. What a file is, its own bytes say; a picture is ours
-where the result that it belongs to is. Any other file of a result, as a model's weights, is ours if
-the result has its SHA-256: another program may write a file of that name beside the result.
+Every command asks here before it computes. What a file is, its own bytes say. Any other file of a
+result, as a model's weights, is ours if the result has its SHA-256: another program may write a
+file of that name beside the result.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ OWN = {
     ".csv": re.compile(rb"key,case,seed,learning_rate,|case,name,value\r?\n"),
     ".xml": re.compile(rb'[\s\S]*<testsuites name="ctrans'),
     ".parquet": re.compile(rb"[\s\S]*written by ctrans"),
+    ".png": re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00ctrans"),
 }
 """How files that ctrans wrote begin, by suffix. A Parquet file has what it says at its end."""
-SAYS_ITSELF = (".csv", ".html", ".parquet")
+SAYS_ITSELF = (".csv", ".html", ".parquet", ".png")
 """Files of a result that are known by their own bytes, also beside an earlier result."""
-PICTURES = (".png", ".svg")
-"""Files that are known by the result beside them."""
+OF_MATPLOTLIB = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00Matplotlib")
+"""How the pictures of earlier versions of ctrans begin, and those of other programs."""
+LOSS = "loss.png"
+"""The picture of `ctrans train`. That of another command has the command's name."""
 SHA256 = "sha256"
 """The key of a result for the SHA-256 of its other files, by their names."""
 
@@ -68,6 +71,9 @@ def check_result(
     """Raises ConfigError unless a result of this command may be written to the directory: files of
     these names exist only beside an earlier result of the command that wrote them, and are none of
     the `inputs`.
+
+    The picture of an earlier version of ctrans does not say who wrote it. Beside an earlier result
+    it may be replaced.
     """
     result = directory / f"{command}.json"
     has_earlier_result = result.is_file() and is_own_file(result)
@@ -76,10 +82,12 @@ def check_result(
         path = directory / name
         if not path.is_file() or takes_data(path):
             continue
-        if path.suffix in SAYS_ITSELF:
+        is_of_result = has_earlier_result and name in (f"{command}.png", LOSS)
+        is_earlier_picture = is_of_result and _begins_as(path, OF_MATPLOTLIB)
+        if path.suffix in SAYS_ITSELF and not is_earlier_picture:
             check_replaceable(path, overwrite=overwrite, inputs=inputs)
             continue
-        is_own = has_earlier_result and (path.suffix in PICTURES or _is_recorded(path, result))
+        is_own = is_earlier_picture or (has_earlier_result and _is_recorded(path, result))
         _check_no_input(path, inputs, is_own=is_own)
         if overwrite or is_own:
             continue
@@ -158,7 +166,9 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether ctrans wrote the file, as its own bytes say. An empty one is anybody's."""
+    """Whether ctrans wrote the file, as its own bytes say. An empty one is anybody's, and one that
+    cannot be read is not ours.
+    """
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -166,10 +176,23 @@ def is_own_file(path: Path) -> bool:
                 file.seek(max(0, path.stat().st_size - ENOUGH))
             says = file.read(ENOUGH)
     except OSError:
-        return True  # what cannot be read is refused where it is written
+        return False  # a replacement needs no right to read the file, so it would be lost
     if len(says) < ENOUGH and not says.strip():
         return True
     pattern = OWN.get(suffix)
     if pattern is None:  # --json and --html take any name
         return any(OWN[suffix].match(says) for suffix in (".json", ".html"))
     return pattern.match(says) is not None
+
+
+def is_own_picture(path: Path) -> bool:
+    """Whether ctrans wrote the picture, as its own bytes say. An empty one is not known to be."""
+    return _begins_as(path, OWN[".png"])
+
+
+def _begins_as(path: Path, pattern: re.Pattern[bytes]) -> bool:
+    try:
+        with path.open("rb") as file:
+            return pattern.match(file.read(ENOUGH)) is not None
+    except OSError:
+        return False

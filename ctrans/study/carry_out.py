@@ -32,7 +32,8 @@ class Prospect:
     - `fingerprints`: of the data, by context
     - `are_present_data`: whether they are those of the data as they are now
     - `unreadable`: why these cannot be read; "" if they can
-    - `on_other_data`: how many runs of this study the store has on other data
+    - `on_other_data`: how many runs of this study the store has on other data, or with other
+      plugins
     """
 
     study: Study
@@ -61,7 +62,7 @@ class Prospect:
         if self.on_other_data:
             lines.append(
                 f"The store also has runs of this study on other data, {self.on_other_data} of"
-                " them. They are not shown."
+                " them, or with other plugins. They are not shown."
             )
         return lines
 

@@ -27,7 +27,7 @@ from ctrans.base.given_files import check_file
 from ctrans.study.database_tables import fingerprints_of, prepare, put_row, rows_of
 from ctrans.study.description import PlannedRun
 from ctrans.study.finished import Finished, Row, finished_of, planned_run, row_of
-from ctrans.study.run_key import run_key
+from ctrans.study.run_key import PLUGINS, run_key
 from ctrans.study.training import FAILED, RunResult
 from ctrans.training.directory_lock import DirectoryLock, locked
 from solvers import ConfigError
@@ -79,8 +79,9 @@ class Store:
         """The stored keys of all runs by their present keys, for data with these fingerprints, by
         context.
 
-        A run whose stored key does not match its stored fields, for example of other data, has its
-        stored key only. A run that failed is not known, so that it is tried again.
+        A run whose stored key does not match its stored fields, for example of other data or of a
+        plugin that was edited, has its stored key only. A run that failed is not known, so that it
+        is tried again.
         """
         columns = 'key, ending, model, training, trained, "commit"'
         rows = self.connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid")
@@ -91,7 +92,14 @@ class Store:
             model, training, trained = map(json.loads, texts)
             measure = tuple(trained.get("asked", ()))
             fingerprint = fingerprints.get(model.get("context"))
-            if fingerprint is not None and run_key(model, training, fingerprint, measure) == key:
+            if fingerprint is None:
+                continue
+            # one without plugins, or of an earlier version, has no digest of plugins
+            keys = {
+                run_key(model, training, fingerprint, measure, plugins)
+                for plugins in ("", PLUGINS["digest"])
+            }
+            if key in keys:
                 run = planned_run(model, training, {}, measure, commit)
                 stored_keys[run.key(fingerprint)] = key
         return stored_keys

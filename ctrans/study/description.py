@@ -13,7 +13,7 @@ from typing import Any
 from ctrans.base.option import LARGEST, POSITIVE, SEED, SMALLEST, Range
 from ctrans.model.config import GPTConfig
 from ctrans.study.measures import STUDIED
-from ctrans.study.run_key import run_key
+from ctrans.study.run_key import PLUGINS, run_key
 from ctrans.training.data import Data
 from ctrans.training.data_sources import Source
 from ctrans.training.settings import TrainConfig
@@ -49,7 +49,9 @@ class PlannedRun:
 
     def key(self, fingerprint: str) -> str:
         """A hash of all that determines the result, with the data (see `ctrans.study.run_key`)."""
-        return run_key(asdict(self.model), asdict(self.training), fingerprint, self.measure)
+        return run_key(
+            asdict(self.model), asdict(self.training), fingerprint, self.measure, PLUGINS["digest"]
+        )
 
 
 @dataclass(frozen=True)

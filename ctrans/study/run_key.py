@@ -42,14 +42,23 @@ first stores. A new field needs an entry here.
 """
 
 
+PLUGINS = {"digest": ""}
+"""The digest of the plugins with which this process plans and finds runs; "" without plugins."""
+
+
 def run_key(
     model: Mapping[str, Any],
     training: Mapping[str, Any],
     fingerprint: str,
     measure: tuple[str, ...],
+    plugins: str = "",
 ) -> str:
-    """SHA-256 of all fields, of the data's fingerprint, and of the measures if there are any."""
+    """SHA-256 of all fields, of the data's fingerprint, and of the measures and the plugins if
+    there are any.
+    """
     settings: dict[str, Any] = {"model": model, "training": training, "data": fingerprint}
     if measure:
         settings["measure"] = sorted(measure)
+    if plugins:
+        settings["plugins"] = plugins
     return digest(settings)

@@ -117,7 +117,7 @@ def parting_of(first: Path, second: Path) -> RunParting:
 def _check_log(path: Path) -> None:
     run = RunDirectory(path)
     state = read_state(run.step_directory(run.steps()[-1]))
-    check_of_run(path, run.checkpoints.name, state.run, state.progress.first)
+    check_of_run(path, run.checkpoints.name, state)
 
 
 def _common_rows(first: Path, second: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -190,7 +190,11 @@ def _tensors(first: Path, second: Path) -> tuple[tuple[WeightDifference, ...], i
 def answer(first: str, second: str, found: RunParting) -> Answer:
     """Where the runs part, in a few sentences."""
     texts = []
-    if found.step is None:
+    if found.steps == 0:
+        texts.append(
+            f"The logs of {first} and {second} have no step in common, so no loss is compared"
+        )
+    elif found.step is None:
         texts.append(
             f"The logs of {first} and {second} are equal at all {found.steps} common steps"
         )
@@ -223,8 +227,12 @@ def answer(first: str, second: str, found: RunParting) -> Answer:
         )
     else:
         texts.append("They have no checkpoint of the same step, so no tensor is compared")
-    parted = found.step is not None or bool(found.tensors)
-    return Answer(". ".join(texts) + ".", "bad" if parted else "good")
+    text = ". ".join(texts) + "."
+    if found.step is not None or found.tensors:
+        return Answer(text, "bad")
+    if found.steps == 0:
+        return Answer(text, "note")
+    return Answer(text, "good")
 
 
 def with_runs(table: Measured, first: str, second: str, found: RunParting) -> Measured:

@@ -28,6 +28,8 @@ class Execution:
     - `device`: the name of the device; None if unknown
     - `tensorboard`: whether TensorBoard's files are written
     - `eval_depth`: further depths at which the finished run is evaluated
+    - `plugins`: a digest of the user's plugins; None without plugins, and of a run from before it
+      was saved
     """
 
     threads: int | None = None
@@ -35,6 +37,7 @@ class Execution:
     device: str | None = None
     tensorboard: bool = False
     eval_depth: tuple[int, ...] = ()
+    plugins: str | None = None
 
     def warn_if_other_than(self, earlier: Execution) -> None:
         """Logs what makes a resumed run's bits differ from those of a run that never stopped."""
@@ -49,6 +52,11 @@ class Execution:
                 earlier.threads,
                 self.threads,
             )
+        if None not in (self.plugins, earlier.plugins) and self.plugins != earlier.plugins:
+            LOGGER.warning(
+                "the plugins are not those with which the run was made: if one of them computes"
+                " something else now, the run goes on with another function"
+            )
         if earlier.device is None or self.device is None:
             return
         if torch.device(earlier.device).type != torch.device(self.device).type:
@@ -60,6 +68,8 @@ class Execution:
             )
 
 
+DIGITS = 64
+"""The length of a SHA-256 in hexadecimal digits."""
 UNKNOWN = Execution()
 """The execution of a run from before executions were saved."""
 
@@ -85,6 +95,10 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "eval_depth": (
         lambda value: isinstance(value, list) and all(map(_is_count, value)),
         "a list of numbers of blocks",
+    ),
+    "plugins": (
+        lambda value: value is None or (isinstance(value, str) and len(value) == DIGITS),
+        "a SHA-256 or null",
     ),
 }
 """What JSON may have for each field, and that in words."""

@@ -22,6 +22,7 @@ from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
 from ctrans.training.removal import make_room
+from ctrans.training.training_state import State
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training")
@@ -30,13 +31,20 @@ MONITOR = "monitor.jsonl"
 RECORDS = (LOG, MONITOR)
 """The logs of a run beside its checkpoints: its own, and that of a monitor."""
 RESULT = "train.json"
-RESULTS = (RESULT, "loss.png")
-"""What `ctrans train` writes at the end of a run, beside its log."""
+WATCHED = "watch.json"
+RESULTS = (RESULT, "loss.png", WATCHED, "watch.png")
+"""What `ctrans train` and `ctrans watch` write beside the logs of a run, each with its picture."""
 RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
+WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
+PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00(ctrans|Matplotlib)")
+"""How pictures of ctrans begin; those of earlier versions name Matplotlib."""
 LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
 MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
+LINEAGE = "lineage"
+"""The key of a row of settings given anew with the run's `State.lineage` after it."""
+PUT_BACK = "Put back the one that belongs here, or move the log away to go on without its rows"
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -163,9 +171,9 @@ def _means(values: Sequence[float]) -> list[float]:
     return [sum(values[start : start + length]) / length for start in starts]
 
 
-def check_of_run(directory: Path, generation: str, run: str, first: float | None) -> None:
-    """Raises ConfigError if the log is of another run than the checkpoint in this directory of
-    checkpoints, whose `run` and `first` validation loss are given.
+def check_of_run(directory: Path, generation: str, state: State) -> None:
+    """Raises ConfigError if the log is of another run than the checkpoint of this state in this
+    directory of checkpoints, or of a copy of the run that went on with other settings.
 
     A log without its first row is said to lack rows when it is cut.
     """
@@ -177,17 +185,33 @@ def check_of_run(directory: Path, generation: str, run: str, first: float | None
     row = next(iter(_rows(path)), None) or {}
     if row.get("step") != 0 or "validation_loss" not in row:
         return
-    of_log = row.get(RUN)
-    if run and of_log is not None:
-        is_of_run = of_log == run
-    else:  # of an earlier version
-        is_of_run = row["validation_loss"] == first
-    if not is_of_run:
+    first = state.progress.first
+    has_names = bool(state.run) and row.get(RUN) is not None  # not in an earlier version
+    has_its_name = not has_names or row[RUN] == state.run
+    if row["validation_loss"] != first or not has_its_name:
         raise ConfigError(
             f"{str(path)!r} is the log of another run than the checkpoint: their first validation"
-            f" losses are {row['validation_loss']} and {first}, or their settings differ. Put back"
-            " the one that belongs here, or move the log away to go on without its rows"
+            f" losses are {row['validation_loss']} and {first}, or their settings or first weights"
+            f" differ. {PUT_BACK}"
         )
+    if _lineage_in(path, state.progress.step) not in (state.lineage, None):
+        raise ConfigError(
+            f"{str(path)!r} is the log of another run than the checkpoint: they began as one run,"
+            f" and one of them went on with other settings. {PUT_BACK}"
+        )
+
+
+def _lineage_in(path: Path, step: int) -> str | None:
+    """The lineage in a log of a run that has come to that step; "" if it was given no settings
+    anew, None if a damaged line may have said so.
+    """
+    lineage = ""
+    for row in _rows(path):
+        if row is None:
+            return None
+        if "settings" in row and row["step"] < step:
+            lineage = str(row.get(LINEAGE, ""))
+    return lineage
 
 
 def unsaved(directory: Path) -> bool:
@@ -299,19 +323,31 @@ def _forget_aside(directory: Path, generation: str) -> None:
 
 def _set_aside(directory: Path, generation: str) -> list[str]:
     """The names of what a run set aside for these checkpoints. A file that begins otherwise is a
-    user's, and a picture is a run's if its result is.
+    user's.
     """
     log, monitor = (directory / _aside(generation, name) for name in RECORDS)
-    result, picture = (directory / _aside(generation, name) for name in RESULTS)
     names = []
     if _begins(log, LOG_BEGINS):
         names.append(LOG)
     if _begins(monitor, MONITOR_BEGINS):
         names.append(MONITOR)
+    names += _results(*(directory / _aside(generation, name) for name in RESULTS))
+    return names
+
+
+def _results(result: Path, picture: Path, watched: Path, picture_of_watched: Path) -> list[str]:
+    """The names of those of these results that ctrans wrote. The picture of the training is a run's
+    if its result is: a new run replaces it.
+    """
+    names = []
     if _begins(result, RESULT_BEGINS):
-        names.append(RESULT)
-        if picture.exists():
-            names.append(RESULTS[1])
+        names += [
+            name for name, path in zip(RESULTS, (result, picture), strict=False) if path.exists()
+        ]
+    if _begins(watched, WATCHED_BEGINS):
+        names.append(WATCHED)
+        if _begins(picture_of_watched, PICTURE_BEGINS):
+            names.append(RESULTS[-1])
     return names
 
 
@@ -333,15 +369,8 @@ def forget_unsaved(directory: Path) -> None:
 
 
 def _of_run(directory: Path) -> list[str]:
-    """The names of the logs, and of the results if `ctrans train` wrote them."""
-    try:
-        with (directory / RESULT).open("rb") as file:
-            is_of_train = RESULT_BEGINS.match(file.read(200)) is not None
-    except OSError:
-        is_of_train = False
-    if is_of_train:
-        return [*RECORDS, *RESULTS]
-    return [*RECORDS]
+    """The names of the logs, and of the results if ctrans wrote them."""
+    return [*RECORDS, *_results(*(directory / name for name in RESULTS))]
 
 
 def _aside(generation: str, name: str) -> str:

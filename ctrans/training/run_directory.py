@@ -28,6 +28,7 @@ from pathlib import Path
 import safetensors
 
 from ctrans.base.durable_files import flush
+from ctrans.base.given_files import check_name
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import (
     GENERATIONS,
@@ -271,7 +272,10 @@ class RunDirectory:
         remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
-        """Makes the directory. Raises ConfigError if it cannot be written to."""
+        """Makes the directory. Raises ConfigError if it cannot be written to, or if checkpoints
+        there could not be read.
+        """
+        check_name(self.directory.absolute())
         with self.changing():
             self.directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.directory):
@@ -339,6 +343,7 @@ class RunDirectory:
                 f"there is no run in {str(self.directory)!r} to resume: give the --out of one, or"
                 " leave out --resume"
             )
+        check_name(self.directory.absolute())
         copies = self._copies()
         if copies:
             fault = f"{str(copies[0])!r} is no link, as after a copy that follows links"

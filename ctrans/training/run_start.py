@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from ctrans.base.option import defaults_of
@@ -13,22 +15,26 @@ from ctrans.dynamics.residual import RESIDUALS
 from ctrans.model.checkpoint import BEST, CONFIG, digest, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import GENERATIONS, are_of_two_runs
+from ctrans.model.weights_file import sha256_of
 from ctrans.training import log
 from ctrans.training.adjoint_error import check_adjoint
 from ctrans.training.compiled import compile_objective
-from ctrans.training.data import Data, share_of
+from ctrans.training.data import TRAIN, VALIDATION, Data, share_of
 from ctrans.training.execution import UNKNOWN, Execution
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
+from ctrans.training.removal import make_room
 from ctrans.training.run_checkpoint import restore
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import MAY_CHANGE, OF_EXPERTS, TrainConfig
 from ctrans.training.training_state import Progress, State, read_state
 from solvers import ConfigError
 
+LOGGER = logging.getLogger("ctrans.training")
 MODELS = (CONFIG, "ckpt.pt", ".metadata")
 """Files of models by which commands read a directory: of ctrans or Hugging Face, of nanoGPT, and
 of distributed checkpoints.
@@ -50,9 +56,12 @@ def anew(
     """A new run, ready for `carry_out`.
 
     Raises ConfigError if the directory has a run and `overwrite` is False, if it holds a model that
-    is no run's, or if the data are too few for a batch, have tokens outside of the vocabulary, or
+    is no run's, if the data or something that is no file have the name of a file of the run, or
+    if the data are too few for a batch, have tokens outside of the vocabulary, or
     cannot be shared evenly. Then it removes nothing.
     """
+    check_source_stays(store, source)
+    check_files(store)
     if overwrite:
         check_no_model(store)
         store = store.beside()
@@ -60,7 +69,14 @@ def anew(
         check_free(store)
     check_data(model, config, data, processes)
     fingerprint = data.fingerprint()
-    run_name = digest({**asdict(model.config), **asdict(config), "fingerprint": fingerprint})
+    run_name = digest(
+        {
+            **asdict(model.config),
+            **asdict(config),
+            "fingerprint": fingerprint,
+            "weights": sha256_of(model.state_dict()),
+        }
+    )
     state = State(Progress(), config, dict(source), fingerprint, execution, run_name)
     run = assemble(model, state, data, store, parallel, processes)
     if processes.first:
@@ -95,6 +111,34 @@ def check_free(store: RunDirectory) -> None:
         if os.path.lexists(path):
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"
+            )
+
+
+def check_source_stays(store: RunDirectory, source: Mapping[str, Any]) -> None:
+    """Raises ConfigError for data in a file that a run in the directory writes or removes."""
+    paths = [Path(source[name]) for name in ("file", "bin") if source.get(name) is not None]
+    paths += [path / name for path in paths for name in (TRAIN, VALIDATION)]
+    home = Path(os.path.realpath(store.directory))
+    written = {home / name for name in (*log.RECORDS, *log.RESULTS, *GENERATIONS)}
+    for path in paths:
+        place = Path(os.path.realpath(path))
+        if written & {place, *place.parents}:
+            raise ConfigError(
+                f"a run in {str(store.directory)!r} would remove its data, {str(path)!r}: choose"
+                " another --out"
+            )
+
+
+def check_files(store: RunDirectory) -> None:
+    """Raises ConfigError for a directory, or what else is no file, in the place of a file of the
+    run.
+    """
+    for name in (*log.RECORDS, *log.RESULTS):
+        path = store.directory / name
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"{str(path)!r} has the name of a file of the run, and is no file: move it away, or"
+                " choose another --out"
             )
 
 
@@ -192,15 +236,28 @@ def resumed(
         )
     if processes.first:
         # before anything is removed, as checkpoints of the run after one of others
-        log.check_of_run(store.directory, store.checkpoints.name, state.run, progress.first)
+        log.check_of_run(store.directory, store.checkpoints.name, state)
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
+    others_best = _best_of_another(store, progress, directory)
+    if processes.first and others_best is not None:
+        LOGGER.warning(
+            "%r is a checkpoint of another run, and not the best one of this run: it gets another"
+            " name, and the run goes on without a best checkpoint",
+            str(others_best),
+        )
+        with store.changing():
+            make_room(others_best)
+    processes.wait()
     if progress.best_step not in store.steps():  # the best checkpoint was damaged
         progress = replace(progress, best=None, best_step=None)
     saved_state = read_state(directory)
     saved = asdict(saved_state.config)
     changes = {name: value for name, value in asdict(state.config).items() if value != saved[name]}
-    state = replace(state, execution=execution)
+    lineage = state.lineage
+    if changes:
+        lineage = digest({"before": lineage, "step": progress.step, "settings": changes})
+    state = replace(state, execution=execution, lineage=lineage)
     run = assemble(model, state, data, store, parallel, processes)
     restore(directory, run.model, run.optimiser)
     if processes.first:
@@ -210,9 +267,21 @@ def resumed(
             log.bring_back(store.directory, store.checkpoints.name)
         log.cut(store.directory, progress.step)
         if changes:
-            log.append(store.directory, {"step": progress.step, "settings": changes})
+            row = {"step": progress.step, "settings": changes, log.LINEAGE: lineage}
+            log.append(store.directory, row)
     processes.wait()
     return run, progress
+
+
+def _best_of_another(store: RunDirectory, progress: Progress, last: Path) -> Path | None:
+    """The checkpoint in the place of the best one if it is of another run; else None."""
+    best = progress.best_step
+    if best is None or best == progress.step or best not in store.steps():
+        return None
+    place = store.step_directory(best)
+    if are_of_two_runs(place, last):
+        return place
+    return None
 
 
 def assemble(

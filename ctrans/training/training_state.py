@@ -59,8 +59,11 @@ class State:
     """The train.json of a checkpoint: progress and settings of the run, the source of its data and
     their fingerprint, and how the run was executed.
 
-    `run` names the run, as the first row of its log does; "" for one of an earlier version.
-    `beside` are further files of a watcher, by name, saved next to it.
+    - `run`: names the run, as the first row of its log does, by a digest of its settings, its data
+      and its first weights; "" for one of an earlier version
+    - `lineage`: names how the run went on, by a digest of the settings that it was given anew, as
+      their rows of the log have it; "" if there are none
+    - `beside`: further files of a watcher, by name, saved next to it
     """
 
     progress: Progress
@@ -69,6 +72,7 @@ class State:
     fingerprint: str
     execution: Execution = UNKNOWN
     run: str = ""
+    lineage: str = ""
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
@@ -80,7 +84,8 @@ class State:
 
 
 ESSENTIAL = ("progress", "config", "source", "fingerprint")
-SAVED = (*ESSENTIAL, "execution", "run")
+NAMES = ("run", "lineage")
+SAVED = (*ESSENTIAL, "execution", *NAMES)
 """The keys of train.json. The first checkpoints have the essential ones."""
 LOSSES = ("first", "best")
 
@@ -116,12 +121,15 @@ def read_state(directory: Path) -> State:
             f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file"
         )
     execution = execution_in(content.get("execution", {}), path)
-    run = content.get("run", "")
-    if not isinstance(run, str):
-        raise ConfigError(
-            f"run = {shown(run)} in {str(path)!r}: give the name of the run, or restore the file"
-        )
-    return State(Progress(**progress), from_saved(settings), source, fingerprint, execution, run)
+    names = {name: content.get(name, "") for name in NAMES}
+    for name, value in names.items():
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"{name} = {shown(value)} in {str(path)!r}: give a text, or restore the file"
+            )
+    return State(
+        Progress(**progress), from_saved(settings), source, fingerprint, execution, **names
+    )
 
 
 def _is_loss(value: Any) -> bool:

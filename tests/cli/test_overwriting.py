@@ -1,13 +1,18 @@
 """No command replaces its source, or a file that ctrans did not write, without --overwrite."""
 
+import errno
 import hashlib
+import io
 import json
+import os
 import shutil
 
 import click
 import pytest
 import torch
 from click.testing import CliRunner
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from ctrans.cli import main
 from ctrans.cli.click_options import GroupedCommand, parameters_of
@@ -323,6 +328,22 @@ def test_a_file_that_only_looks_like_one_of_ctrans_stays(name, text, tmp_path):
         check_replaceable(path, overwrite=False)
 
 
+@pytest.mark.parametrize("name", ["diagnose.json", "page.html", "runs.csv", "notes"])
+def test_a_file_that_cannot_be_read_stays(name, tmp_path, monkeypatch):
+    theirs = tmp_path / name
+    theirs.write_text("precious")
+
+    def refused(path, *args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("pathlib.Path.open", refused)  # as root reads every file
+    with pytest.raises(ConfigError, match="ctrans did not write it"):
+        check_replaceable(theirs, overwrite=False)
+    with pytest.raises(ConfigError, match="exists"):
+        check_result(tmp_path, "diagnose", [name], overwrite=False)
+    check_replaceable(theirs, overwrite=True)
+
+
 def test_a_picture_of_an_earlier_result_goes_with_it(tmp_path, monkeypatch):
     args = [*RESULTS["hjb-check"], "--out", tmp_path]
     assert run(*args).exit_code == 0
@@ -332,3 +353,51 @@ def test_a_picture_of_an_earlier_result_goes_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr("ctrans.cli.ending.pictures", lambda page: {})
     assert run(*args).exit_code == 0
     assert not picture.exists()
+
+
+def picture(writer):
+    figure = Figure()
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": writer})
+    return buffer.getvalue()
+
+
+OF_ANOTHER_PROGRAM = {
+    "text": b"my own picture",
+    "empty": b"",
+    "matplotlib": picture("Matplotlib version 3.10.0, https://matplotlib.org/"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "content"),
+    [
+        ("simulate", "spectra.png", "text"),
+        ("simulate", "contributions.png", "empty"),
+        ("hjb-check", "hjb-train.png", "matplotlib"),
+    ],
+)
+def test_a_picture_of_a_user_beside_an_earlier_result_is_never_removed(
+    command, name, content, tmp_path
+):
+    args = [*RESULTS[command], "--out", tmp_path]
+    assert run(*args).exit_code == 0
+    (tmp_path / name).write_bytes(OF_ANOTHER_PROGRAM[content])
+    if content != "empty":
+        refused = run(*args)
+        assert (refused.exit_code, f"{name}' exists" in refused.stderr) == (2, True), refused.output
+    assert run(*args, "--overwrite").exit_code == 0
+    assert (tmp_path / name).read_bytes() == OF_ANOTHER_PROGRAM[content], "it was not drawn"
+
+
+def test_a_picture_in_the_place_of_a_results_own_is_replaced_only_if_ctrans_wrote_it(tmp_path):
+    args = [*RESULTS["simulate"], "--out", tmp_path]
+    drawn = tmp_path / "simulate.png"
+    for _ in range(2):
+        assert run(*args).exit_code == 0
+    drawn.write_text("mine")
+    assert run(*args).exit_code == 2
+    assert drawn.read_text() == "mine"
+    drawn.write_bytes(OF_ANOTHER_PROGRAM["matplotlib"])
+    assert run(*args).exit_code == 0, "as of an earlier version of ctrans"
+    assert b"Software\0ctrans" in drawn.read_bytes()

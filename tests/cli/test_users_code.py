@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ctrans.cli import plugins
 from tests.cli.test_commands import run, strict
 
 SMALL = ("--depth", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 1)
@@ -254,3 +255,29 @@ def test_sigterm_ends_a_study_with_a_line_and_no_process_is_left(tmp_path):
     time.sleep(5)  # the tracker of multiprocessing ends a little after
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_the_digest_of_plugins_is_that_of_their_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "LOADED", [])
+    assert plugins.digest_of_plugins() is None
+    file = tmp_path / "plugin.py"
+    file.write_text("x = 1\n")
+    plugins.LOADED += [str(file), "math"]
+    first = plugins.digest_of_plugins()
+    assert first == plugins.digest_of_plugins()
+    file.write_text("x = 2\n")
+    assert plugins.digest_of_plugins() != first
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_an_edited_plugin_and_says_so(tmp_path):
+    (tmp_path / "plugin.py").write_text("x = 1\n")
+    start = [sys.executable, "-m", "ctrans", "--plugin", "plugin.py", "train", "--out", "out"]
+    said = []
+    for options in ([*map(str, SMALL), "--iterations", "2"], ["--resume", "--iterations", "4"]):
+        done = subprocess.run(
+            [*start, *options], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        said.append("plugins are not those" in done.stderr)
+        (tmp_path / "plugin.py").write_text("x = 2\n")
+    assert said == [False, True]

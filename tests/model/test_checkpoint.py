@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import pickle
+import resource
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from ctrans.model.checkpoint import (
 )
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.model.sums import SUMS, sums
+from ctrans.model.sums import SUMS, listed_files, sums
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk
 from tests.cases import RESIDUAL_CASES, VARIANTS
@@ -305,6 +306,31 @@ def test_files_of_a_run_are_bound_to_each_other(name, tmp_path):
     (tmp_path / "1" / name).unlink()
     with pytest.raises(ConfigError, match=name):
         load(tmp_path / "1")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "of zeros without end", "too large", "one long name"])
+def test_sums_that_are_no_small_file_are_one_line_for_little_memory(kind, tmp_path):
+    save(small_model("peri"), tmp_path)
+    (tmp_path / "train.json").write_text("{}")
+    path = tmp_path / SUMS
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "of zeros without end":
+        path.symlink_to("/dev/zero")
+    elif kind == "too large":
+        path.touch()
+        os.truncate(path, 1 << 35)
+    else:
+        path.write_bytes(sums(tmp_path) + 10**5 * b"x" + b"\n")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        ConfigError, match=SUMS if kind != "one long name" else "is missing"
+    ) as said:
+        load(tmp_path)
+    assert len(str(said.value)) < 500
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    names = listed_files(tmp_path)
+    assert (names is not None) == (kind == "one long name")
 
 
 @pytest.mark.parametrize(

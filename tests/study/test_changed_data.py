@@ -10,6 +10,7 @@ import pytest
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import open_store
 from ctrans.study.engine import data_of
+from ctrans.study.run_key import PLUGINS
 from ctrans.study.training import RunResult, train_run
 from ctrans.training import log
 from ctrans.training.data import from_text
@@ -112,3 +113,21 @@ def test_a_training_whose_log_lost_rows_has_failed(text, monkeypatch):
     failed = train_run(run, data)
     assert failed.ending == "failed"
     assert "has 3 of 5 steps" in failed.message
+
+
+def test_runs_with_a_plugin_that_was_edited_are_done_anew(text, tmp_path, monkeypatch):
+    study = study_of(text)
+    with open_store(tmp_path) as store:
+        for digest, done in (("first", False), ("first", True), ("edited", False), ("first", True)):
+            monkeypatch.setitem(PLUGINS, "digest", digest)
+            plan = prospect(study, store)
+            assert (not plan.left) == done, digest
+            finish(plan, store, EARLIER)
+        assert "with other plugins" in " ".join(plan.remarks)
+
+
+def test_runs_from_before_plugins_were_in_their_keys_are_kept(text, tmp_path, monkeypatch):
+    with open_store(tmp_path) as store:
+        finish(prospect(study_of(text), store), store, EARLIER)
+        monkeypatch.setitem(PLUGINS, "digest", "of now")
+        assert not prospect(study_of(text), store).left

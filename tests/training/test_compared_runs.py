@@ -50,6 +50,19 @@ def test_runs_of_one_seed_are_equal(runs):
 
 
 @pytest.mark.cases(1)
+def test_logs_without_a_common_step_are_not_called_equal(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "cut", symlinks=True)
+    (tmp_path / "cut" / LOG).write_text("")
+    found = parting_of(tmp_path / "cut", runs / "same")
+
+    assert found.steps == 0
+    said = answer("cut", "same", found)
+    assert said.mark == "note"
+    assert "have no step in common" in said.text
+    assert "equal at all" not in said.text
+
+
+@pytest.mark.cases(1)
 def test_another_seed_parts_at_once_and_is_named(runs):
     found = parting_of(runs / "a", runs / "seed")
 

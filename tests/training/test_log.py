@@ -14,6 +14,8 @@ import pytest
 from ctrans.training import log
 from ctrans.training.monitor import log as monitor_log
 from ctrans.training.monitor import read_log
+from ctrans.training.settings import TrainConfig
+from ctrans.training.training_state import Progress, State
 from solvers import ConfigError
 
 
@@ -188,6 +190,7 @@ FIRST = {"step": 0, "run": "this", "validation_loss": 2.5}
     [
         (FIRST, "this", 2.5, True),
         (FIRST, "that", 2.5, False),
+        (FIRST, "this", 2.25, False),
         (FIRST, "", 2.5, True),
         (FIRST, "", 2.25, False),
         ({"step": 0, "validation_loss": 2.5}, "this", 2.5, True),
@@ -200,11 +203,12 @@ def test_the_log_of_another_run_is_refused(name, row, run, first, is_of_run, tmp
     (tmp_path / name).write_text(json.dumps(row) + "\n")
     if name != log.LOG:  # another run was to overwrite this one
         log.append(tmp_path, {"step": 0, "validation_loss": 1.0})
+    state = State(Progress(first=first), TrainConfig(), {}, "", run=run)
     if is_of_run:
-        log.check_of_run(tmp_path, "checkpoints", run, first)
+        log.check_of_run(tmp_path, "checkpoints", state)
         return
     with pytest.raises(ConfigError, match=r"is the log of another run .* move the log away"):
-        log.check_of_run(tmp_path, "checkpoints", run, first)
+        log.check_of_run(tmp_path, "checkpoints", state)
 
 
 def test_a_long_log_is_cut_and_summed_up_a_row_at_a_time(tmp_path):

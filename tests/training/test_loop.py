@@ -265,7 +265,9 @@ def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_eval
     run, progress = resume(tmp_path, learning_rate=1e-3)
     assert carry_out(run, progress).ending is Ending.FINISHED
     verdicts = [row for row in log.read(tmp_path) if "diverged" in row or "settings" in row]
-    assert verdicts == [{"step": progress.step, "settings": {"learning_rate": 1e-3}}]
+    assert [(row["step"], row["settings"]) for row in verdicts] == [
+        (progress.step, {"learning_rate": 1e-3})
+    ]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,7 +15,7 @@ from ctrans.training.training_state import STATE, Progress, State, read_state
 from solvers import ConfigError
 from tests.training.helpers import resume, start
 
-EXECUTION = Execution(3, 2, "cuda:1", tensorboard=True, eval_depth=(4, 8))
+EXECUTION = Execution(3, 2, "cuda:1", tensorboard=True, eval_depth=(4, 8), plugins=64 * "a")
 
 
 def written(directory, change):
@@ -61,12 +61,21 @@ def test_an_execution_that_is_none_or_has_more_is_named(tmp_path):
         (Execution(2, 2, "cpu"), []),
         (Execution(None, 1, None), []),
         (Execution(1, 1, "cpu", tensorboard=True), []),
+        (Execution(1, 1, "cpu", plugins="a"), []),
     ],
 )
 def test_an_execution_with_other_bits_is_said(now, words, caplog):
     now.warn_if_other_than(Execution(1, 1, "cpu"))
     assert len(caplog.messages) == len(words)
     assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_said"), [("a", "b", True), ("a", "a", False), (None, "a", False)]
+)
+def test_plugins_that_were_edited_since_the_checkpoint_are_said(before, now, is_said, caplog):
+    Execution(plugins=now).warn_if_other_than(Execution(plugins=before))
+    assert ("plugins are not those" in caplog.text) == is_said
 
 
 @pytest.mark.parametrize("name", ["step", "first", "best", "best_step", "above", "good"])
