@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from benchmarks.clinic.bodies import ARCHITECTURES
+from benchmarks.clinic.architectures import FIRST
 from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
 
 SALT = "clinic of ctrans, 2026-11-25"

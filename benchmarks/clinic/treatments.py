@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.clinic.bodies import Parts, redraw
-from benchmarks.clinic.course import Course, cross_entropy, held_out
+from benchmarks.clinic.course import RATE, WARM_UP, Course, cross_entropy
 from ctrans.measure.findings import Finding
 
 
@@ -123,7 +123,7 @@ def redraw_units(case: Case) -> None:
     """Units that are the same for all tokens get fresh input weights and output weights of 0; what
     they added becomes an offset.
     """
-    read, _ = held_out(case.course.task, case.course.body)
+    read, _ = case.course.held_out()
     for part in case.parts:
         seen: list[Tensor] = []
         handle = part.down.register_forward_pre_hook(
@@ -348,6 +348,12 @@ def _optimiser(case: Case, **options: Any) -> None:
     case.course.make_optimiser(**options)
 
 
+def higher_rate(case: Case) -> None:
+    """The usual rate and warm-up, from here on."""
+    case.course.rate, case.course.warm_up = RATE, WARM_UP
+    steps_as_planned(case)
+
+
 def steps_as_planned(case: Case) -> None:
     """Adam's eps, the loss's scale and the schedule as they are usually."""
     case.course.scale, case.course.ends_at = 1.0, 10**6
@@ -390,7 +396,7 @@ def train_all(case: Case) -> None:
 
 def own_data(case: Case) -> None:
     """The data as the task has them: shifted labels, its own tokenizer, other batches."""
-    case.course.data = None
+    case.course.data = case.course.pipeline = None
 
 
 def own_data_and_mask(case: Case) -> None:
@@ -461,6 +467,7 @@ TREATMENTS: dict[str, Treatment] = {
     "warm-up": warm_up,
     "usual betas": usual_betas,
     "steps as planned": steps_as_planned,
+    "higher rate": higher_rate,
     "usual eps and scale": usual_eps_and_scale,
     "own data and scale": own_data_and_scale,
     "gains without decay": gains_without_decay,
