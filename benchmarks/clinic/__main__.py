@@ -19,10 +19,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.clinic.examine import examine
+from benchmarks.clinic import examine, second_examine
 from benchmarks.clinic.picture import draw
 from benchmarks.clinic.report import report
-from benchmarks.clinic.seal import Patient, planned
+from benchmarks.clinic.seal import FIRST, HALVES, Patient
 
 RESULTS = Path(__file__).parents[1] / "results" / "clinic"
 
@@ -39,7 +39,7 @@ def key(row: dict[str, Any]) -> Patient:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--half", choices=["open", "sealed"], default="open")
+    parser.add_argument("--half", choices=list(HALVES), default="open")
     parser.add_argument(
         "--minutes", type=float, default=20, help="then the patients in progress are dropped"
     )
@@ -54,12 +54,16 @@ def main() -> None:
         help="another name of the file, for a run after a change of the checks",
     )
     options = parser.parse_args()
+    trial, half = HALVES[options.half]
+    examine_one = second_examine.examine
+    if trial is FIRST:
+        examine_one = functools.partial(examine.examine, arms=not options.detect)
     path = RESULTS / f"{options.name or options.half}.jsonl"
     if not options.report:
         done = {key(row) for row in rows(path)}
         left = [
             each
-            for each in planned(options.half)
+            for each in trial.planned(half)
             if each not in done and options.only in "/".join(map(str, each))
         ]
         end = time.monotonic() + 60 * options.minutes
@@ -68,9 +72,7 @@ def main() -> None:
             multiprocessing.get_context("fork").Pool(options.workers) as pool,
             path.open("a") as file,
         ):
-            for count, row in enumerate(
-                pool.imap(functools.partial(examine, arms=not options.detect), left), 1
-            ):
+            for count, row in enumerate(pool.imap(examine_one, left), 1):
                 file.write(f"{json.dumps(row)}\n")
                 file.flush()
                 print(f"\r{count} of {len(left)}", end="", flush=True)

@@ -152,7 +152,7 @@ class Everything(nn.Module):
         self.Q, self.K, self.V = (
             nn.Parameter(torch.randn(HEADS, SIZE, WIDTH) * WIDTH**-0.5) for _ in range(3)
         )
-        self.O = nn.Linear(WIDTH, WIDTH)  # noqa: E741  # a stranger's name
+        self.O = nn.Linear(WIDTH, WIDTH)  # a stranger's name
         self.wide, self.narrow = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
         self.pre, self.mid = Gain(), Gain()
         self.register_buffer("slopes", 2.0 ** -torch.arange(1, HEADS + 1).float())

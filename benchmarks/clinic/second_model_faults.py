@@ -322,20 +322,31 @@ ADDED: dict[str, Fault] = {
         undone_by_search=True,
     ),
     "a block not in the checkpoint": Fault(
-        "not loaded", f"block {LAST}", block_not_loaded, "restore", undone_by_search=True
+        "block not loaded", f"block {LAST}", block_not_loaded, "restore", undone_by_search=True
     ),
-    "embedding not in the checkpoint": Fault("not loaded", "", embedding_not_loaded, "restore"),
+    "embedding not in the checkpoint": Fault("end not loaded", "", embedding_not_loaded, "restore"),
     "head of a tied model drawn": Fault(
-        "tying", "", tied_head_drawn, "restore", fits=has("head owner"), undone_by_search=True
+        "end not loaded",
+        "",
+        tied_head_drawn,
+        "restore",
+        fits=has("head owner"),
+        undone_by_search=True,
     ),
     "all norms at 1": Fault(
         "gains", "", unit_norms, "restore", fits=lambda c: normed(c) and has("final_norm")(c)
     ),
-    "no final norm": Fault("norm", "", no_final_norm, "", fits=has("final norm owner"), stands=True),
+    "no final norm": Fault(
+        "missing part", "", no_final_norm, "", fits=has("final norm owner"), stands=True
+    ),
     "eps of 1": Fault("norm", "", eps_of_one, "small eps", fits=normed, stands=True),
     "images flipped": Fault("data", "", pipeline(flipped), "own data", fits=images),
-    "images normalised twice": Fault("data", "", pipeline(normalised_twice), "own data", fits=images),
-    "texts padded on the left": Fault("padding", "", pipeline(padded_left), "own data", fits=token_text),
+    "images normalised twice": Fault(
+        "data", "", pipeline(normalised_twice), "own data", fits=images
+    ),
+    "texts padded on the left": Fault(
+        "padding", "", pipeline(padded_left), "own data", fits=token_text
+    ),
     "gate and up exchanged": Fault(
         "wrong weights", "", everywhere(gate_and_up), "restore", fits=gated, undone_by_search=True
     ),

@@ -183,7 +183,9 @@ def whole_blocks(course: Course) -> bool:
 
 
 def whole_of_text(course: Course) -> bool:
-    has_constants = course.body.part("residual") is not None or course.body.part("positions") is not None
+    has_constants = (
+        course.body.part("residual") is not None or course.body.part("positions") is not None
+    )
     return whole_blocks(course) and token_model(course) and not has_constants
 
 
@@ -229,11 +231,14 @@ ADDED: dict[str, Fault] = {
     "label smoothing of .9": Fault("loss", "", with_loss(smoothed), "plain loss"),
     "dropout of .9": Fault("noise", "", much_dropout, "no hooks"),
     "state detached before the last block": Fault(
-        "frozen", "", state_detached, "no hooks", fits=whole_blocks
+        "cut path", "", state_detached, "no hooks", fits=whole_blocks
     ),
     "reentrant checkpoints": Fault("frozen", "", reentrant, "", fits=whole_of_text),
     "embedding drawn 50 times too large": Fault(
-        "embedding", "", weights_at_start(lambda c: [c.body.part("embedding")], 50), "smaller embedding"
+        "embedding",
+        "",
+        weights_at_start(lambda c: [c.body.part("embedding")], 50),
+        "smaller embedding",
     ),
     "queries drawn 30 times too large": Fault(
         "attention scale", "", weights_at_start(of_blocks("q"), 30), "scores by neighbours"

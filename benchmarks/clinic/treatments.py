@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.clinic.bodies import Parts, redraw
-from benchmarks.clinic.course import RATE, WARM_UP, Course, cross_entropy
+from benchmarks.clinic.course import RATE, WARM_UP, Batch, Course, cross_entropy
 from ctrans.measure.findings import Finding
 
 
@@ -394,6 +394,40 @@ def train_all(case: Case) -> None:
     _optimiser(case)
 
 
+def train_all_as_usual(case: Case) -> None:
+    """Weights that this model has, at the usual rate."""
+    train_all(case)
+    higher_rate(case)
+
+
+def whole_loop_as_usual(case: Case) -> None:
+    """Weights that move, the loss's sign, and targets that belong to their inputs."""
+    train_all_as_usual(case)
+    plain_loss(case)
+    own_data(case)
+
+
+def float32(case: Case) -> None:
+    """Weights in float32, and no rounding of them."""
+    case.course.body.model.float()
+    case.course.after = None
+    _optimiser(case)
+
+
+PADDING = 0
+
+
+def ignore_padding(case: Case) -> None:
+    """Targets that are padding do not count."""
+    before = case.course.data
+
+    def data(course: Course, step: int, given: Batch) -> Batch:
+        inputs, targets = given if before is None else before(course, step, given)
+        return inputs, torch.where(targets == PADDING, -1, targets)
+
+    case.course.data = data
+
+
 def own_data(case: Case) -> None:
     """The data as the task has them: shifted labels, its own tokenizer, other batches."""
     case.course.data = case.course.pipeline = None
@@ -473,6 +507,10 @@ TREATMENTS: dict[str, Treatment] = {
     "gains without decay": gains_without_decay,
     "slow embedding": slow_embedding,
     "train all": train_all,
+    "train all as usual": train_all_as_usual,
+    "whole loop as usual": whole_loop_as_usual,
+    "float32": float32,
+    "ignore padding": ignore_padding,
     "own data": own_data,
     "own data and mask": own_data_and_mask,
     "back and slow embedding": back_and_slow_embedding,
