@@ -40,8 +40,10 @@ from solvers import ConfigError
 
 TRAINED, EARLIER = 720, 600
 """Steps of a model's training, and those of the copy that its advice may go back to."""
-SEQUENCES, SECONDS = 64, 20.0
-"""Sequences that `diagnose` reads, and the seconds of its search."""
+SEQUENCES, SECONDS = 64, 60.0
+"""Sequences that `diagnose` reads, and the seconds of its search by the clock, on a machine that
+others load too: 20 or so of the processor.
+"""
 NO_PATIENT, FAILED = "does not fit", "failed"
 """Endings of a row."""
 BY_SEARCH = "an edit lowers the loss"
@@ -54,31 +56,46 @@ class Examined:
     findings: list[Finding]
     edits: list[str]
     loss_with_edits: float | None
+    untried: int = 0
     refused: str = ""
 
 
-@contextlib.contextmanager
-def kept_runs() -> Iterator[list[Runs]]:
-    """The runs of each search that begins in this context, with the edits that it kept."""
-    made: list[Runs] = []
+@dataclasses.dataclass
+class Searched:
+    """The runs of a search, with the edits that it kept, and its result."""
 
-    class Kept(Runs):
+    runs: list[Runs] = dataclasses.field(default_factory=list)
+    results: list[edit_search.EditSearch] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[Searched]:
+    """Notes what each search of this context does."""
+    seen = Searched()
+
+    class Noted(Runs):
         def __init__(self, model: Any, tokens: Tensor, targets: Any):
             super().__init__(model, tokens, targets)
-            made.append(self)
+            seen.runs.append(self)
 
-    edit_search.Runs = Kept  # type: ignore[misc]
+    search = edit_search.search_edits
+
+    def noted(*given: Any, **options: Any) -> edit_search.EditSearch:
+        seen.results.append(search(*given, **options))
+        return seen.results[-1]
+
+    edit_search.Runs, edit_search.search_edits = Noted, noted  # type: ignore[misc]
     try:
-        yield made
+        yield seen
     finally:
-        edit_search.Runs = Runs  # type: ignore[misc]
+        edit_search.Runs, edit_search.search_edits = Runs, search  # type: ignore[misc]
 
 
 def diagnosed(made: Course) -> Examined:
     made.body.model.eval()
     read, targets = made.held_out()
     torch.manual_seed(0)
-    with kept_runs() as runs:
+    with observed() as searched:
         try:
             found = diagnose(
                 opened(made.body),
@@ -87,14 +104,15 @@ def diagnosed(made: Course) -> Examined:
                 search=SearchRequest(SECONDS),
             ).findings
         except ConfigError as error:
-            return Examined([], [], None, str(error)[:300])
-    edits = [each.words for run in runs for each in run.kept]
+            return Examined([], [], None, refused=str(error)[:300])
+    untried = sum(result.untried for result in searched.results)
+    edits = [each.words for run in searched.runs for each in run.kept]
     if not edits:
-        return Examined(found, [], None)
-    run = runs[-1]
+        return Examined(found, [], None, untried)
+    run = searched.runs[-1]
     run.tokens, run.targets = read, targets
     losses = run.losses(None, slice(None))
-    return Examined(found, edits, None if losses is None else float(losses.mean()))
+    return Examined(found, edits, None if losses is None else float(losses.mean()), untried)
 
 
 @functools.lru_cache(4)
@@ -118,6 +136,7 @@ def control(architecture: str, task: str, seed: int) -> dict[str, Any]:
         "model loss": made.evaluate(),
         "findings": short(examined.findings),
         "edits": examined.edits,
+        "untried": examined.untried,
         "refused": examined.refused,
     }
     found["trained on"] = trained_on(made).evaluate()
@@ -158,7 +177,7 @@ def examine(patient: Patient) -> dict[str, Any]:
 
 def healthy(patient: Patient) -> dict[str, Any]:
     own = control(patient.architecture, patient.task, patient.seed)
-    said = {name: own[name] for name in ("alarms", "findings", "edits", "refused")}
+    said = {name: own.get(name) for name in ("alarms", "findings", "edits", "untried", "refused")}
     losses = {"loss": number(own["loss"]), "model loss": number(own["model loss"])}
     return {**said, **losses, "steps": STEPS}
 
@@ -207,6 +226,7 @@ def model(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, Any]
         "loss": number(loss),
         "healthy": number(own["model loss"]),
         "edits": examined.edits,
+        "untried": examined.untried,
         "loss with edits": shown(examined.loss_with_edits),
         "arms": {name: shown(value) for name, value in arms.items()},
         "treatments": {"advice": advised if counted else None, "placebo": other},
