@@ -1,9 +1,9 @@
 """The clinic of PROTOCOL.md: `python -m benchmarks.clinic --minutes 20` examines, goes on where it
 was stopped, and reports.
 
-Each control and each patient is a line of benchmarks/results/clinic/open.jsonl or, with `--half
-sealed`, of sealed.jsonl. `--report` prints the tables from these lines. Trained controls are kept
-in out/clinic.
+Each control and each patient is a line of benchmarks/results/clinic/HALF.jsonl. The second trial's
+halves are second-open and second-sealed (PROTOCOL-2.md). `--report` prints the tables from these
+lines. Trained controls are kept in out/clinic.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.clinic import examine, second_examine
+from benchmarks.clinic import examine, peer_report, second_examine, second_report
 from benchmarks.clinic.picture import draw
 from benchmarks.clinic.report import report
 from benchmarks.clinic.seal import FIRST, HALVES, Patient
 
 RESULTS = Path(__file__).parents[1] / "results" / "clinic"
+PEERS = RESULTS / "second-peers.jsonl"
+"""What other tools said of the patients of the second trial (`peers.py`)."""
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="examine nothing")
     parser.add_argument("--only", default="", help="patients with this in their names")
     parser.add_argument("--detect", action="store_true", help="find only: no advice is carried out")
-    parser.add_argument("--picture", type=Path, help="draw the table there; with --report")
+    parser.add_argument("--picture", type=Path, help="draw the second trial's shares there")
     parser.add_argument(
         "--name",
         default="",
@@ -79,13 +81,13 @@ def main() -> None:
                 if time.monotonic() > end:
                     break
         print()
-    print("\n".join(report(rows(path))))
+    if trial is FIRST:
+        print("\n".join(report(rows(path))))
+        return
+    lines = [*second_report.report(rows(path)), *peer_report.report(rows(path), rows(PEERS))]
+    print("\n".join(lines))
     if options.picture:
-        draw(
-            rows(path),
-            options.picture,
-            f"Known faults in small Transformers, the {options.half} half",
-        )
+        draw(rows(path), rows(PEERS), options.picture)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from benchmarks.clinic.bodies import Body
+from benchmarks.clinic.case import Case
 from benchmarks.clinic.course import EVERY, STEPS, Course, course
 from benchmarks.clinic.cures import advice, placebo
 from benchmarks.clinic.faults import Fault
 from benchmarks.clinic.judging import shows, six_sigma
 from benchmarks.clinic.seal import FIRST, Patient
-from benchmarks.clinic.treatments import TREATMENTS, Case
+from benchmarks.clinic.treatments import TREATMENTS
 from ctrans import GPT, open_model
 from ctrans.examine.diagnosis.diagnose import diagnose
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.clinic import examine as first_trial
+from benchmarks.clinic.case import Case
 from benchmarks.clinic.course import STEPS, Course, course
 from benchmarks.clinic.cures import advice, placebo
 from benchmarks.clinic.examine import (
@@ -31,7 +32,7 @@ from benchmarks.clinic.examine import (
 )
 from benchmarks.clinic.faults import Fault
 from benchmarks.clinic.seal import SECOND, Patient
-from benchmarks.clinic.treatments import TREATMENTS, Case
+from benchmarks.clinic.treatments import TREATMENTS
 from ctrans.examine.diagnosis.diagnose import SearchRequest, diagnose
 from ctrans.examine.search import edit_search
 from ctrans.examine.search.runs import Runs

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,39 +10,28 @@ import torch
 from torch import Tensor
 
 from benchmarks.clinic.bodies import Parts, redraw
-from benchmarks.clinic.course import RATE, WARM_UP, Batch, Course, cross_entropy
-from ctrans.measure.findings import Finding
+from benchmarks.clinic.case import Case, Treatment
+from benchmarks.clinic.course import Course, cross_entropy
+from benchmarks.clinic.loop_treatments import (
+    divide_gradients,
+    float32,
+    higher_rate,
+    ignore_padding,
+    lower_rate,
+    optimiser,
+    own_data,
+    plain_loss,
+    reset_gradients,
+    slow_embedding,
+    steps_as_planned,
+    train_all,
+    train_all_as_usual,
+    usual_betas,
+    usual_eps_and_scale,
+    warm_up,
+    whole_loop_as_usual,
+)
 
-
-@dataclasses.dataclass
-class Case:
-    """What a treatment may use: the course, the finding, and an earlier copy that was healthy as
-    far as anyone knew.
-    """
-
-    course: Course
-    finding: Finding | None = None
-    earlier: Course | None = None
-
-    @property
-    def blocks(self) -> list[int]:
-        """The blocks that the finding names; all of them if it names none."""
-        places = [] if self.finding is None else [each.place for each in self.finding.readings]
-        named = [int(number) for place in places for number in re.findall(r"block (\d+)", place)]
-        return sorted({k for k in named if k < len(self.course.body.blocks)}) or [
-            *range(len(self.course.body.blocks))
-        ]
-
-    @property
-    def parts(self) -> list[Parts]:
-        return [self.course.body.blocks[k] for k in self.blocks]
-
-    @property
-    def of_attention(self) -> bool:
-        return self.finding is not None and "attention" in self.finding.place
-
-
-Treatment = Callable[[Case], None]
 MOVED = 0.01
 """The share of its length by which a step should move a sublayer's weights."""
 
@@ -316,10 +303,6 @@ def back_and_skip(case: Case) -> None:
         case.course.optimiser.load_state_dict(case.earlier.optimiser.state_dict())
 
 
-def lower_rate(case: Case) -> None:
-    case.course.rate *= 0.1
-
-
 def back_and_slower(case: Case) -> None:
     """Back, and a rate at which the median sublayer moves by `MOVED` of its length at the end of
     the warm-up.
@@ -335,36 +318,6 @@ def back_and_own_data(case: Case) -> None:
     own_data(case)
 
 
-def warm_up(case: Case) -> None:
-    case.course.rate *= 0.3
-    case.course.warm_up = case.course.step + 50
-
-
-def usual_betas(case: Case) -> None:
-    _optimiser(case, betas=(0.9, 0.95))
-
-
-def _optimiser(case: Case, **options: Any) -> None:
-    case.course.make_optimiser(**options)
-
-
-def higher_rate(case: Case) -> None:
-    """The usual rate and warm-up, from here on."""
-    case.course.rate, case.course.warm_up = RATE, WARM_UP
-    steps_as_planned(case)
-
-
-def steps_as_planned(case: Case) -> None:
-    """Adam's eps, the loss's scale and the schedule as they are usually."""
-    case.course.scale, case.course.ends_at = 1.0, 10**6
-    _optimiser(case)
-
-
-def usual_eps_and_scale(case: Case) -> None:
-    case.course.scale = 1.0
-    _optimiser(case)
-
-
 def own_data_and_scale(case: Case) -> None:
     """What makes gradients small is looked for: targets that leak, data that repeat, and the loss's
     scale.
@@ -374,13 +327,8 @@ def own_data_and_scale(case: Case) -> None:
 
 
 def gains_without_decay(case: Case) -> None:
-    _optimiser(case)
+    optimiser(case)
     unit_gains(case)
-
-
-def slow_embedding(case: Case) -> None:
-    case.course.embedding_factor = 0.3
-    _optimiser(case)
 
 
 def back_and_slow_embedding(case: Case) -> None:
@@ -388,67 +336,9 @@ def back_and_slow_embedding(case: Case) -> None:
     slow_embedding(case)
 
 
-def train_all(case: Case) -> None:
-    for weight in case.course.body.model.parameters():
-        weight.requires_grad_(requires_grad=True)
-    _optimiser(case)
-
-
-def train_all_as_usual(case: Case) -> None:
-    """Weights that this model has, at the usual rate."""
-    train_all(case)
-    higher_rate(case)
-
-
-def whole_loop_as_usual(case: Case) -> None:
-    """Weights that move, the loss's sign, and targets that belong to their inputs."""
-    train_all_as_usual(case)
-    plain_loss(case)
-    own_data(case)
-
-
-def float32(case: Case) -> None:
-    """Weights in float32, and no rounding of them."""
-    case.course.body.model.float()
-    case.course.after = None
-    _optimiser(case)
-
-
-PADDING = 0
-
-
-def ignore_padding(case: Case) -> None:
-    """Targets that are padding do not count."""
-    before = case.course.data
-
-    def data(course: Course, step: int, given: Batch) -> Batch:
-        inputs, targets = given if before is None else before(course, step, given)
-        return inputs, torch.where(targets == PADDING, -1, targets)
-
-    case.course.data = data
-
-
-def own_data(case: Case) -> None:
-    """The data as the task has them: shifted labels, its own tokenizer, other batches."""
-    case.course.data = case.course.pipeline = None
-
-
 def own_data_and_mask(case: Case) -> None:
     own_data(case)
     mask(case)
-
-
-def reset_gradients(case: Case) -> None:
-    case.course.zero_every = 1
-    case.course.optimiser.zero_grad()
-
-
-def divide_gradients(case: Case) -> None:
-    case.course.micro, case.course.clip = 1, 1.0
-
-
-def plain_loss(case: Case) -> None:
-    case.course.loss = None
 
 
 def no_hooks(case: Case) -> None:
