@@ -47,7 +47,14 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="examine nothing")
-    parser.add_argument("--only", default="", help="patients with this in their names")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="patients with all of these in their names"
+    )
+    parser.add_argument(
+        "--as-told",
+        action="store_true",
+        help="open a model with its inputs as example=, as a refusal says; second trial",
+    )
     parser.add_argument("--detect", action="store_true", help="find only: no advice is carried out")
     parser.add_argument("--picture", type=Path, help="draw the second trial's shares there")
     parser.add_argument(
@@ -57,7 +64,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     trial, half = HALVES[options.half]
-    examine_one = second_examine.examine
+    examine_one = functools.partial(second_examine.examine, as_told=options.as_told)
     if trial is FIRST:
         examine_one = functools.partial(examine.examine, arms=not options.detect)
     path = RESULTS / f"{options.name or options.half}.jsonl"
@@ -66,7 +73,7 @@ def main() -> None:
         left = [
             each
             for each in trial.planned(half)
-            if each not in done and options.only in "/".join(map(str, each))
+            if each not in done and all(words in "/".join(map(str, each)) for words in options.only)
         ]
         end = time.monotonic() + 60 * options.minutes
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,12 @@ class PeerShare:
     of: int
     ours: int
 
+    @property
+    def row(self) -> str:
+        """Of a table of a page."""
+        shares = (share_of(hits, self.of) for hits in (self.hits, self.ours))
+        return f"| {self.peer} | {self.kind}s | {' | '.join(shares)} |"
+
 
 def patient_of(row: Row) -> Patient:
     return Patient(*(row[name] for name in Patient._fields))

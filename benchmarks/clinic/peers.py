@@ -200,9 +200,12 @@ def keep(row: Mapping[str, Any]) -> None:
 
 
 def ask_all(peer: str, minutes: float) -> None:
+    done = {key(row) for row in rows(PEERS) if row["peer"] == peer}
     patients = [key(row) for row in rows(SEALED) if is_patient(row)]
     end = time.monotonic() + 60 * minutes
     for patient in patients:
+        if patient in done:
+            continue
         keep(asked(peer, patient))
         if time.monotonic() > end:
             break

@@ -92,14 +92,18 @@ def observed() -> Iterator[Searched]:
         edit_search.Runs, edit_search.search_edits = Runs, search  # type: ignore[misc]
 
 
-def diagnosed(made: Course) -> Examined:
+def diagnosed(made: Course, *, as_told: bool) -> Examined:
+    """`as_told` opens a model as the message of a refusal says, with the inputs as its example."""
     made.body.model.eval()
     read, targets = made.held_out()
+    body = made.body
+    if as_told:
+        body = dataclasses.replace(body, example=read[:SEQUENCES])
     torch.manual_seed(0)
     with observed() as searched:
         try:
             found = diagnose(
-                opened(made.body),
+                opened(body),
                 read[:SEQUENCES],
                 targets[:SEQUENCES],
                 search=SearchRequest(SECONDS),
@@ -117,9 +121,10 @@ def diagnosed(made: Course) -> Examined:
 
 
 @functools.lru_cache(4)
-def control(architecture: str, task: str, seed: int) -> dict[str, Any]:
+def control(architecture: str, task: str, seed: int, *, as_told: bool = False) -> dict[str, Any]:
     """A healthy training and the healthy model that it becomes. It is kept."""
-    path = KEPT / f"second-{architecture}-{task}-{seed}-{checks_hash()}.pt"
+    way = "-as-told" if as_told else ""
+    path = KEPT / f"second-{architecture}-{task}-{seed}-{checks_hash()}{way}.pt"
     if path.exists():
         kept: dict[str, Any] = torch.load(path)
         return kept
@@ -132,7 +137,7 @@ def control(architecture: str, task: str, seed: int) -> dict[str, Any]:
     }
     found["earlier"] = state_of(made.run(EARLIER))
     found["weights"] = state_of(made.run(TRAINED))
-    examined = diagnosed(made)
+    examined = diagnosed(made, as_told=as_told)
     found |= {
         "model loss": made.evaluate(),
         "findings": short(examined.findings),
@@ -160,44 +165,44 @@ def trained(patient: Patient, which: str = "weights") -> Course:
     return made
 
 
-def examine(patient: Patient) -> dict[str, Any]:
+def examine(patient: Patient, *, as_told: bool = False) -> dict[str, Any]:
     """A row of results."""
     torch.set_num_threads(1)
     started = time.process_time()
     row: dict[str, Any] = patient._asdict()
     if not patient.fault:
-        row |= healthy(patient)
+        row |= healthy(patient, as_told=as_told)
     else:
         fault = SECOND.fault(patient.kind, patient.fault)
         if fault.fits(course(patient.architecture, patient.task, patient.seed)):
-            row |= sick(patient, fault)
+            row |= sick(patient, fault, as_told=as_told)
         else:
             row |= {"ending": NO_PATIENT}
     return row | {"seconds": round(time.process_time() - started, 2)}
 
 
-def healthy(patient: Patient) -> dict[str, Any]:
-    own = control(patient.architecture, patient.task, patient.seed)
+def healthy(patient: Patient, *, as_told: bool) -> dict[str, Any]:
+    own = control(patient.architecture, patient.task, patient.seed, as_told=as_told)
     said = {name: own.get(name) for name in ("alarms", "findings", "edits", "untried", "refused")}
     losses = {"loss": number(own["loss"]), "model loss": number(own["model loss"])}
     return {**said, **losses, "steps": STEPS}
 
 
-def sick(patient: Patient, fault: Fault) -> dict[str, Any]:
-    own = control(patient.architecture, patient.task, patient.seed)
+def sick(patient: Patient, fault: Fault, *, as_told: bool) -> dict[str, Any]:
+    own = control(patient.architecture, patient.task, patient.seed, as_told=as_told)
     try:
         if patient.kind == "model":
-            return model(patient, fault, own)
+            return model(patient, fault, own, as_told=as_told)
         return first_trial.training(patient, fault, own, tried=True, cured=False)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         return {"ending": FAILED, "refused": repr(error)[:300], "found": [], "arms": {}}
 
 
-def model(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, Any]:
+def model(patient: Patient, fault: Fault, own: dict[str, Any], *, as_told: bool) -> dict[str, Any]:
     made = trained(patient)
     fault.put(made)
     loss = made.evaluate()
-    examined = diagnosed(made)
+    examined = diagnosed(made, as_told=as_told)
     known = {check for check, *_ in own["findings"]}
     counted = [each for each in examined.findings if each.check not in known]
     earlier = trained(patient, "earlier")

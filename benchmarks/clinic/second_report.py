@@ -30,9 +30,20 @@ class Measure:
     def verdict(self) -> str:
         return judge.verdict(self.hits, self.of, self.target, at_least=self.at_least)
 
+    @property
+    def asked(self) -> str:
+        if not self.at_least and self.target == 0:
+            return "none"
+        return f"{'at least' if self.at_least else 'at most'} {self.target:.0%}"
+
+    @property
+    def row(self) -> str:
+        """Of a table of a page."""
+        share = share_of(self.hits, self.of)
+        return f"| {self.name} | {self.asked} | {share} | {self.verdict} |"
+
     def __str__(self) -> str:
-        asked = f"{'at least' if self.at_least else 'at most'} {self.target:.0%}"
-        return f"  {self.name:52} {share_of(self.hits, self.of):32} {asked:14} {self.verdict}"
+        return f"  {self.name:52} {share_of(self.hits, self.of):32} {self.asked:14} {self.verdict}"
 
 
 def measure(
@@ -192,6 +203,7 @@ def outcomes(rows: Sequence[Row]) -> list[str]:
 
 def search_alone(sick: Sequence[Row], healthy: Sequence[Row]) -> list[str]:
     costly = [row for row in of_kind(sick, "model") if judge.costs(row)]
+    read = [row for row in costly if not row.get("refused")]
     undoable = [row for row in costly if judge.fault_of(row).undone_by_search]
     edited = [row for row in healthy if row["edits"]]
     opened = [row for row in healthy if not row["refused"]]
@@ -200,6 +212,8 @@ def search_alone(sick: Sequence[Row], healthy: Sequence[Row]) -> list[str]:
         "The search alone, of model faults that raise the loss by more than 0.1 nats",
         f"  an edit                                  {share(costly, lambda r: bool(r.get('edits')))}",
         f"  the loss restored                        {share(costly, judge.restored_by_search)}",
+        f"  an edit, of those that were examined     {share(read, lambda r: bool(r.get('edits')))}",
+        f"  restored, of those examined              {share(read, judge.restored_by_search)}",
         f"  restored, where an edit can undo it      {share(undoable, judge.restored_by_search)}",
         f"  edits in healthy models                  {share(healthy, lambda r: bool(r['edits']))}",
         f"    of those that were not refused         {share(opened, lambda r: bool(r['edits']))}",
