@@ -72,7 +72,13 @@ def report(rows: Sequence[Row], of_peers: Sequence[Row]) -> list[str]:
         )
     for peer in (*OF_WEIGHTS, *OF_SCRIPTS):
         own = [row for row in of_peers if row["peer"] == peer]
-        named = dict.fromkeys(row["fault"] for row in own if row["found"])
+        named = dict.fromkeys(row["fault"] for row in own if row["found"] and row["fault"])
+        healthy = [row for row in own if not row["fault"]]
+        if healthy:
+            differs = share_of(sum(bool(row["found"]) for row in healthy), len(healthy))
+            lines.append(
+                f"  {peer} says something else of a healthy one of another seed: {differs}"
+            )
         lines.append(f"  {peer} found: {', '.join(named) or 'none'}")
         errors = {row["error"] for row in own if row.get("error")}
         lines += [f"    could not be asked: {error}" for error in sorted(errors)]
