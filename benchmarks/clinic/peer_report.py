@@ -38,8 +38,8 @@ def patient_of(row: Row) -> Patient:
 
 
 def answers(peer: str, of_peers: Sequence[Row]) -> dict[object, bool]:
-    """Whether a peer found something, by patient or by fault."""
-    own = [row for row in of_peers if row["peer"] == peer]
+    """Whether a peer found something, by patient or by fault, where it could be asked."""
+    own = [row for row in of_peers if row["peer"] == peer and not row.get("error")]
     if peer in OF_SCRIPTS:
         return {("training", row["fault"]): bool(row["found"]) for row in own}
     return {patient_of(row): bool(row["found"]) for row in own}

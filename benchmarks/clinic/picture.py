@@ -91,6 +91,6 @@ def draw(rows: Sequence[Row], of_peers: Sequence[Row], path: Path) -> None:
     )
     axes.invert_yaxis()
     labelled = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    axes.legend(labelled.values(), labelled.keys(), loc="lower right")
+    figure.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -78,8 +78,7 @@ def test_readme_and_page_say_what_the_second_sealed_rows_say():
     readme, page = text_of("README.md"), text_of("docs/why/clinic.md")
     assert (
         f"Of {len(sick)} [planted](docs/why/clinic.md) faults that needed a fix, `diagnose --search`"
-        f" and `watch` found {len(told)}. They fixed {healed} of these and made {harmed} worse."
-        in readme
+        f" and `watch` found {len(told)}. They fixed {healed} and made {harmed} worse." in readme
     )
     assert f"Of {len(sick)} faults that needed a fix, they found {len(told)}" in page
     assert (
