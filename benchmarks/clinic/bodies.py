@@ -43,6 +43,12 @@ class Parts:
     up: nn.Linear
     down: nn.Linear
     router: Any = None
+    whole: Any = None
+    """The module of the block, where it is one."""
+    gate: Any = None
+    """The two maps whose outputs an FFN multiplies."""
+    groups: int = 0
+    """Heads of keys, where they are fewer than those of queries."""
 
 
 @dataclasses.dataclass
@@ -79,10 +85,17 @@ class Body:
             for name in ("causal", "is_causal"):
                 if hasattr(module, name):
                     setattr(module, name, causal)
+            if causal and hasattr(module, "ahead"):
+                module.ahead = 0
 
-    def masks(self) -> bool:
-        """Whether all of its attentions hide later tokens."""
-        return all(getattr(each, "causal", True) for each in self.found.get("masked", ()))
+    def masking(self) -> list[tuple[Any, str, Any]]:
+        """What decides which tokens are hidden, as arguments of `setattr`."""
+        return [
+            (module, name, getattr(module, name))
+            for module in self.found.get("masked", ())
+            for name in ("causal", "is_causal", "ahead")
+            if hasattr(module, name)
+        ]
 
 
 def joined(linear: Any) -> list[list[Tensor]]:
@@ -121,7 +134,7 @@ def _gpt_parts(model: GPT) -> dict[str, Any]:
     }
 
 
-def _gpt(task: str, **options: Any) -> Body:
+def gpt(task: str, **options: Any) -> Body:
     vocabulary, context = SIZES[task]
     size = {
         "vocab_size": vocabulary,
@@ -140,7 +153,7 @@ def _gpt(task: str, **options: Any) -> Body:
     )
 
 
-def _transformers(task: str, family: str, **options: Any) -> nn.Module:
+def of_transformers(task: str, family: str, **options: Any) -> nn.Module:
     import transformers
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -162,10 +175,16 @@ def _transformers(task: str, family: str, **options: Any) -> nn.Module:
     return made
 
 
-MODELS = {"Llama": "LlamaForCausalLM", "Bert": "BertForMaskedLM"}
+MODELS = {
+    "Llama": "LlamaForCausalLM",
+    "Bert": "BertForMaskedLM",
+    "Qwen3": "Qwen3ForCausalLM",
+    "GPTNeoX": "GPTNeoXForCausalLM",
+    "ModernBert": "ModernBertForMaskedLM",
+}
 
 
-def _llama_parts(model: Any) -> dict[str, Any]:
+def llama_parts(model: Any) -> dict[str, Any]:
     blocks = [
         Parts(
             each.self_attn,
@@ -188,7 +207,7 @@ def _llama_parts(model: Any) -> dict[str, Any]:
     }
 
 
-def _bert_parts(model: Any) -> dict[str, Any]:
+def bert_parts(model: Any) -> dict[str, Any]:
     blocks = []
     for each in model.bert.encoder.layer:
         own = each.attention.self
@@ -242,7 +261,7 @@ class Encoder(nn.Module):
         return found
 
 
-def _encoder_parts(model: Any) -> dict[str, Any]:
+def encoder_parts(model: Any) -> dict[str, Any]:
     blocks = []
     for each in model.layers.layers:
         a = each.self_attn
@@ -336,7 +355,7 @@ class Vision(nn.Module):
         return found
 
 
-def _plain_parts(model: Any) -> dict[str, Any]:
+def plain_parts(model: Any) -> dict[str, Any]:
     blocks = [
         Parts(
             each.mix,
@@ -360,42 +379,6 @@ def _plain_parts(model: Any) -> dict[str, Any]:
         "masked": [] if words is None else [each.attention for each in blocks],
         "heads": [each.attention for each in blocks],
     }
-
-
-CAUSAL = ("text", "counting", "sorting", "recall", "modular")
-ARCHITECTURES: dict[str, tuple[Callable[[str], Body], tuple[str, ...]]] = {
-    "gpt": (_gpt, CAUSAL),
-    "peri": (lambda task: _gpt(task, placement="peri", norm="rmsnorm", dt=0.5, tied=False), CAUSAL),
-    "moe": (lambda task: _gpt(task, ffn="moe"), CAUSAL),
-    "llama": (lambda task: Body(_transformers(task, "Llama"), _llama_parts, causal=True), CAUSAL),
-    "bert": (
-        lambda task: Body(_transformers(task, "Bert"), _bert_parts, causal=False),
-        ("text", "counting"),
-    ),
-    "torch": (lambda task: Body(Encoder(*SIZES[task]), _encoder_parts, causal=True), CAUSAL),
-    "stranger": (lambda task: Body(Stranger(*SIZES[task]), _plain_parts, causal=True), CAUSAL),
-    "vit": (
-        lambda task: Body(
-            Vision(),
-            _plain_parts,
-            causal=False,
-            example=torch.zeros(2, 1, 8, 8),
-            loss=F.cross_entropy,
-        ),
-        ("digits",),
-    ),
-}
-"""By name: how to make it, and the tasks that it can learn."""
-
-
-def make(architecture: str, task: str, seed: int) -> Body:
-    torch.manual_seed(seed)
-    body = ARCHITECTURES[architecture][0](task)
-    body.model.eval()  # no dropout anywhere: a training of the clinic repeats to the bit
-    for part in body.model.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-    return body
 
 
 def redraw(linear: Any) -> None:

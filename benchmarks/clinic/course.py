@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.clinic.bodies import CONTEXT, MASK_ID, Body, make
+from benchmarks.clinic.architectures import make
+from benchmarks.clinic.bodies import CONTEXT, MASK_ID, Body
 from ctrans.measure.findings import Finding
 from ctrans.model.text import default_text
 from ctrans.training.digits import LEVELS, PIXELS
@@ -86,6 +87,7 @@ class Course:
     body: Body
     task: str
     seed: int
+    architecture: str = ""
     rate: float = RATE
     warm_up: int = WARM_UP
     ends_at: int = 10**6
@@ -99,6 +101,8 @@ class Course:
     """Micro-batches of a step, whose gradients are added and not divided."""
     embedding_factor: float = 1.0
     data: Callable[[Course, int, Batch], Batch] | None = None
+    pipeline: Callable[[Batch], Batch] | None = None
+    """What is done to each batch, of a training and of an evaluation."""
     loss: Callable[[Course, int, Tensor, Tensor], Tensor] | None = None
     after: Callable[[Course, int], None] | None = None
     optimiser: Any = None
@@ -112,6 +116,7 @@ class Course:
         eps: float = 1e-8,
         without: Any = (),
         gain_decay: float = 0.0,
+        decay: float = 0.1,
     ) -> None:
         """AdamW, with weight decay on matrices only unless `gain_decay` is given; keeps no state of
         an earlier one.
@@ -122,12 +127,12 @@ class Course:
         for weight in self.body.model.parameters():
             if id(weight) not in left:
                 factor = self.embedding_factor if id(weight) == embedding else 1.0
-                groups.setdefault((0.1 if weight.dim() > 1 else gain_decay, factor), []).append(
+                groups.setdefault((decay if weight.dim() > 1 else gain_decay, factor), []).append(
                     weight
                 )
         made = [
-            {"params": each, "weight_decay": decay, "factor": factor}
-            for (decay, factor), each in groups.items()
+            {"params": each, "weight_decay": of_group, "factor": factor}
+            for (of_group, factor), each in groups.items()
         ]
         self.optimiser = torch.optim.AdamW(made, lr=self.rate, betas=betas, eps=eps)
 
@@ -143,6 +148,8 @@ class Course:
             group["lr"] = self.rate_at(self.step) * group["factor"]
         for part in range(self.micro):
             given = batch(self.task, self.body, self.step * self.micro + part, self.seed)
+            if self.pipeline:
+                given = self.pipeline(given)
             read, targets = self.data(self, self.step, given) if self.data else given
             logits = self.body.logits(read)
             loss = (
@@ -178,11 +185,17 @@ class Course:
         is not finite.
         """
         self.body.model.eval()
-        masks = self.body.masks()
+        masking = self.body.masking()
         self.body.set_causal(True) if self.body.causal else None
-        found = float(cross_entropy(*self._read(held_out(self.task, self.body))))
-        self.body.set_causal(masks) if self.body.causal else None
+        found = float(cross_entropy(*self._read(self.held_out())))
+        for module, name, value in masking:
+            setattr(module, name, value)
         return found if math.isfinite(found) else math.inf
+
+    def held_out(self) -> Batch:
+        """The rows of an evaluation, as they reach the model."""
+        given = held_out(self.task, self.body)
+        return self.pipeline(given) if self.pipeline else given
 
     def _read(self, given: Batch) -> Batch:
         return self.body.logits(given[0]).float(), given[1]
@@ -193,6 +206,6 @@ class Course:
 
 def course(architecture: str, task: str, seed: int) -> Course:
     """A healthy training at its start."""
-    made = Course(make(architecture, task, seed), task, seed)
+    made = Course(make(architecture, task, seed), task, seed, architecture)
     made.make_optimiser()
     return made

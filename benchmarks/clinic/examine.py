@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.clinic.course import EVERY, STEPS, Course, course, held_out
+from benchmarks.clinic.bodies import Body
+from benchmarks.clinic.case import Case
+from benchmarks.clinic.course import EVERY, STEPS, Course, course
 from benchmarks.clinic.cures import advice, placebo
-from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS, Fault
+from benchmarks.clinic.faults import Fault
 from benchmarks.clinic.judging import shows, six_sigma
-from benchmarks.clinic.seal import Patient
-from benchmarks.clinic.treatments import TREATMENTS, Case
+from benchmarks.clinic.seal import FIRST, Patient
+from benchmarks.clinic.treatments import TREATMENTS
 from ctrans import GPT, open_model
 from ctrans.examine.diagnosis.diagnose import diagnose
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
@@ -40,13 +42,15 @@ def findings_of(made: Course) -> list[Finding]:
     """What `diagnose` finds. Raises ConfigError for a model that it refuses."""
     body = made.body
     body.model.eval()
-    read, targets = held_out(made.task, body)
-    opened = (
-        body.model
-        if isinstance(body.model, GPT)
-        else open_model(body.model, example=body.example, loss=body.loss)
-    )
-    return diagnose(opened, read[:SEQUENCES], targets[:SEQUENCES]).findings
+    read, targets = made.held_out()
+    return diagnose(opened(body), read[:SEQUENCES], targets[:SEQUENCES]).findings
+
+
+def opened(body: Body) -> Any:
+    """The model as ctrans reads it. Raises ConfigError for one that it refuses."""
+    if isinstance(body.model, GPT):
+        return body.model
+    return open_model(body.model, example=body.example, loss=body.loss)
 
 
 def monitor_of(made: Course) -> Monitor:
@@ -82,17 +86,19 @@ def watched(made: Course) -> tuple[list[Finding], dict[int, Course]]:
     return alarms, copies
 
 
+@functools.cache
+def checks_hash() -> str:
+    """Changes with any check."""
+    alarms = ((name, as_object(each)) for name, each in ALARMS.items())
+    return hashlib.sha256(repr([*CHECKS.items(), *alarms]).encode()).hexdigest()[:8]
+
+
 @functools.lru_cache(4)
 def control(architecture: str, task: str, seed: int) -> dict[str, Any]:
     """A healthy training: its weights at two steps, losses, alarms, findings, and the loss after
     `MORE` steps. It is kept.
     """
-    judged = hashlib.sha256(
-        repr(
-            [*CHECKS.items(), *((name, as_object(each)) for name, each in ALARMS.items())]
-        ).encode()
-    ).hexdigest()
-    path = KEPT / f"{architecture}-{task}-{seed}-{judged[:8]}.pt"
+    path = KEPT / f"{architecture}-{task}-{seed}-{checks_hash()}.pt"
     if path.exists():
         kept: dict[str, Any] = torch.load(path)
         return kept
@@ -145,10 +151,8 @@ def examine(patient: Patient, *, arms: bool = True) -> dict[str, Any]:
             "steps": STEPS,
         }
     else:
-        table, look = (
-            (MODEL_FAULTS, model) if patient.kind == "model" else (TRAINING_FAULTS, training)
-        )
-        fault = table[patient.fault]
+        look = model if patient.kind == "model" else training
+        fault = FIRST.fault(patient.kind, patient.fault)
         fits = fault.fits(course(patient.architecture, patient.task, patient.seed))
         row |= look(patient, fault, own, tried=arms) if fits else {"ending": "does not fit"}
     return row | {"seconds": round(time.process_time() - started, 2)}
@@ -217,7 +221,15 @@ def located(fault: Fault) -> Finding:
     return Finding("", "", "note", place, 0.0, "", "", "", "", "")
 
 
-def training(patient: Patient, fault: Fault, own: dict[str, Any], *, tried: bool) -> dict[str, Any]:
+def training(
+    patient: Patient,
+    fault: Fault,
+    own: dict[str, Any],
+    *,
+    tried: bool,
+    cured: bool = True,
+) -> dict[str, Any]:
+    """`cured`: whether what undoes the fault is tried too."""
     made = course(patient.architecture, patient.task, patient.seed)
     fault.put(made)
     torch.manual_seed(0)
@@ -264,13 +276,14 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any], *, tried: bool
         "placebo": treated(other, counted[0] if counted else None),
         "restart": fresh.run(STEPS).evaluate(),
     }
-    arms["cure"] = (
-        arms["advice"]
-        if fault.cure == advised and counted
-        else treated(fault.cure, located(fault))
-        if fault.cure
-        else None
-    )
+    if cured:
+        arms["cure"] = (
+            arms["advice"]
+            if fault.cure == advised and counted
+            else treated(fault.cure, located(fault))
+            if fault.cure
+            else None
+        )
     return seen | {
         "arms": {name: None if value is None else number(value) for name, value in arms.items()},
         "treatments": {

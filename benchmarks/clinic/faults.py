@@ -36,6 +36,8 @@ class Fault:
     - `start`, `gradual`: of a training, its first step, and whether it grows from step to step
     - `stands`: of a model, whether it is in the code, and so in a model that is trained again
     - `fits`: whether an architecture and a task have what it spoils
+    - `wrong_by_definition`: it needs a fix whatever the loss is, as where later tokens are read
+    - `undone_by_search`: of a model, whether one of the kinds of edits that issue 57 lists undoes it
     """
 
     category: str
@@ -46,6 +48,8 @@ class Fault:
     gradual: bool = False
     fits: Callable[[Course], bool] = lambda course: True
     stands: bool = False
+    wrong_by_definition: bool = False
+    undone_by_search: bool = False
 
 
 def block(course: Course, k: int = BLOCK) -> Parts:
@@ -73,6 +77,13 @@ def causal_switch(course: Course) -> bool:
 
 def token_model(course: Course) -> bool:
     return course.task != "digits"
+
+
+def weights_of(part: Parts) -> list[Tensor]:
+    """All weights of a block, each once."""
+    modules = (part.attention, part.ffn, part.out, part.up, part.down, *part.norms)
+    found = {id(w): w for module in modules for w in module.parameters()}
+    return list(found.values())
 
 
 def dead_units(course: Course, share: float = 0.9) -> None:
@@ -131,8 +142,9 @@ def untie(course: Course) -> None:
         head.normal_(0.0, float(head.std()))
 
 
-def swap(course: Course, one: str, other: str) -> None:
-    for a, b in zip(getattr(block(course), one), getattr(block(course), other), strict=True):
+def swap(course: Course, one: str, other: str, k: int = BLOCK) -> None:
+    part = block(course, k)
+    for a, b in zip(getattr(part, one), getattr(part, other), strict=True):
         with torch.no_grad():
             kept = a.clone()
             a.copy_(b)

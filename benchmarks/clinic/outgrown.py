@@ -18,7 +18,7 @@ import torch
 from benchmarks.clinic.course import STEPS, course
 from benchmarks.clinic.examine import monitor_of
 from benchmarks.clinic.faults import EVENT, MODEL_FAULTS
-from benchmarks.clinic.seal import of_half, task_of
+from benchmarks.clinic.seal import FIRST
 from ctrans.training.monitor.past_checks import outgrown
 
 FAULTS = ("", "FFN output 50 times too large", "attention output 50 times too large")
@@ -40,10 +40,10 @@ def train(architecture: str, task: str, seed: int, fault: str) -> tuple[list[str
 
 
 def main() -> None:
-    names = of_half(sys.argv[1])
+    names = FIRST.of_half(sys.argv[1])
     for seed in map(int, names["seed"]):
         for architecture in names["architecture"]:
-            task = task_of(architecture, seed)
+            task = FIRST.task_of(architecture, seed)
             for fault in FAULTS:
                 alarms, largest = train(architecture, task, seed, fault)
                 print(

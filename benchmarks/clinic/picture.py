@@ -1,116 +1,96 @@
-"""The picture of the clinic's table: shares with their 95% intervals, and what the issue asked
-for.
+"""The picture of the second trial: shares with their 95% intervals, what was asked for, and what
+other tools found of the same patients.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.clinic import second_judging as judge
 from benchmarks.clinic.judging import wilson
-from benchmarks.clinic.report import (
-    fault_of,
-    first,
-    found,
-    loud,
-    needs_cure,
-    outcome_of,
-    placed,
-    share,
-)
+from benchmarks.clinic.peer_report import peer_shares
+from benchmarks.clinic.report import loud
+from benchmarks.clinic.second_report import controls, needing, of_kind
 
 Row = Mapping[str, Any]
 COLOURS = {"model": "#4477aa", "training": "#ee6677"}
 
 
-def measures(rows: Sequence[Row]) -> list[tuple[str, str, int, int, float]]:
-    """Name, kind, hits, number and target of each share; misses first."""
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A share of the patients of a kind. `target` is what the trial asked for, None without one."""
+
+    name: str
+    kind: str
+    hits: int
+    of: int
+    target: float | None = None
+
+
+def points(rows: Sequence[Row], of_peers: Sequence[Row]) -> list[Point]:
     made = []
-    for kind in COLOURS:
-        own = [
-            row
-            for row in rows
-            if row["fault"] and row["kind"] == kind and row["ending"] != "does not fit"
-        ]
-        told = [row for row in own if found(row) and row["arms"] and needs_cure(row)]
-        placeable = [row for row in own if fault_of(row).place and found(row)]
-        outcomes = [outcome_of(row, "advice") for row in told]
-        healthy = [row for row in rows if not row["fault"]]
-        alarmed = [row for row in healthy if loud(row["findings" if kind == "model" else "alarms"])]
+    for kind, said in (("model", "findings"), ("training", "alarms")):
+        sick = of_kind(needing(rows), kind)
+        told = [row for row in sick if judge.found(row)]
+        healthy = controls(rows)
         made += [
-            ("not found", kind, sum(not found(row) for row in own), len(own), 0.03),
-            ("right cause not first", kind, sum(not first(row) for row in own), len(own), 0.15),
-            (
-                "wrong place, of those found",
+            Point("found", kind, sum(map(judge.found, sick)), len(sick), 0.9),
+            Point("right cause first", kind, sum(map(judge.cause_first, sick)), len(sick), 0.8),
+            Point("healed, of those found", kind, sum(map(judge.healed, told)), len(told), 0.8),
+            Point("harmed, of those found", kind, sum(map(judge.harmed, told)), len(told), 0.01),
+            Point(
+                "healthy, and something above note",
                 kind,
-                sum(not placed(row) for row in placeable),
-                len(placeable),
-                0.10,
+                sum(loud(row[said]) for row in healthy),
+                len(healthy),
+                0.02,
             ),
-            (
-                "not healed by the advice, of those found",
-                kind,
-                len(outcomes) - outcomes.count("healed"),
-                len(outcomes),
-                0.20,
-            ),
-            (
-                "harmed by the advice, of those found",
-                kind,
-                outcomes.count("harm"),
-                len(outcomes),
-                0.01,
-            ),
-            ("healthy, and an alarm above note", kind, len(alarmed), len(healthy), 0.02),
         ]
-    return sorted(made, key=lambda each: [name for name, *_ in made].index(each[0]))
+    made += [
+        Point(f"found by {share.peer}", share.kind, share.hits, share.of)
+        for share in peer_shares(rows, of_peers)
+    ]
+    return made
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+def draw(rows: Sequence[Row], of_peers: Sequence[Row], path: Path) -> None:
     """Writes the picture."""
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    made = measures(rows)
-    names = list(dict.fromkeys(name for name, *_ in made))
-    for name, kind, hits, of, target in made:
-        y = names.index(name) + (0.18 if kind == "training" else -0.18)
-        low, high = wilson(hits, of)
-        at = hits / max(1, of)
-        errors = [[100 * max(0.0, at - low)], [100 * max(0.0, high - at)]]
+    made = points(rows, of_peers)
+    names = list(dict.fromkeys(point.name for point in made))
+    for point in made:
+        y = names.index(point.name) + (0.18 if point.kind == "training" else -0.18)
+        low, high = wilson(point.hits, point.of)
+        at = point.hits / max(1, point.of)
         axes.errorbar(
             [100 * at],
             [y],
-            xerr=errors,
+            xerr=[[100 * max(0.0, at - low)], [100 * max(0.0, high - at)]],
             fmt="o",
-            color=COLOURS[kind],
+            color=COLOURS[point.kind],
             capsize=3,
-            label=f"faults of {kind}s",
+            label=f"faults of {point.kind}s",
         )
-        axes.text(101, y, share(hits, of).split(" (")[0], va="center", fontsize=8)
-        axes.plot(
-            [100 * target] * 2,
-            [names.index(name) - 0.35, names.index(name) + 0.35],
-            color="0.3",
-            linewidth=1,
-        )
-    axes.plot([], [], color="0.3", linewidth=1, label="most that the trial asked for")
+        axes.text(101, y, f"{point.hits} of {point.of}", va="center", fontsize=8)
+        if point.target is not None:
+            line = [names.index(point.name) - 0.35, names.index(point.name) + 0.35]
+            axes.plot([100 * point.target] * 2, line, color="0.3", linewidth=1)
+    axes.plot([], [], color="0.3", linewidth=1, label="what the trial asked for")
     axes.set(
         yticks=range(len(names)),
         yticklabels=names,
         xlim=(-2, 100),
         xlabel="share in %, with 95% intervals",
-        title=title,
+        title="Sealed faults that need a fix, in small Transformers",
     )
     axes.invert_yaxis()
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        *zip(
-            *dict(zip(labels, zip(handles, labels, strict=True), strict=True)).values(), strict=True
-        ),
-        loc="lower right",
-    )
+    labelled = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

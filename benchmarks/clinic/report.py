@@ -6,15 +6,16 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS, Fault
+from benchmarks.clinic.faults import Fault
 from benchmarks.clinic.judging import names, outcome, wilson
+from benchmarks.clinic.seal import FIRST
 
 Row = Mapping[str, Any]
 ARMS = ("advice", "none", "placebo", "restart", "cure")
 
 
 def fault_of(row: Row) -> Fault:
-    return (MODEL_FAULTS if row["kind"] == "model" else TRAINING_FAULTS)[row["fault"]]
+    return FIRST.fault(row["kind"], row["fault"])
 
 
 def found(row: Row) -> bool:

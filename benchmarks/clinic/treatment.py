@@ -22,12 +22,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from torch import Tensor
 
+from benchmarks.clinic import seal
 from benchmarks.clinic.acts import Act, acts_for
 from benchmarks.clinic.course import EVERY, STEPS, Course, course
 from benchmarks.clinic.examine import MORE, findings_of, number, trained_on
 from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
 from benchmarks.clinic.judging import outcome, wilson
-from benchmarks.clinic.seal import of_half, task_of
 from ctrans.interop.weight_names import BLOCK
 from ctrans.training.monitor import Monitor
 from solvers import ConfigError
@@ -227,9 +227,9 @@ def in_health(_: str, *where: Any) -> dict[str, Any]:
 def where(seeds: Iterable[int]) -> list[Where]:
     """Each sealed architecture with its task, by seeds."""
     return [
-        (own, task_of(own, seed, "treatment"), seed)
+        (own, seal.FIRST.task_of(own, seed, "treatment"), seed)
         for seed in seeds
-        for own in of_half("sealed")["architecture"]
+        for own in seal.FIRST.of_half("sealed")["architecture"]
     ]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,39 +10,28 @@ import torch
 from torch import Tensor
 
 from benchmarks.clinic.bodies import Parts, redraw
-from benchmarks.clinic.course import Course, cross_entropy, held_out
-from ctrans.measure.findings import Finding
+from benchmarks.clinic.case import Case, Treatment
+from benchmarks.clinic.course import Course, cross_entropy
+from benchmarks.clinic.loop_treatments import (
+    divide_gradients,
+    float32,
+    higher_rate,
+    ignore_padding,
+    lower_rate,
+    optimiser,
+    own_data,
+    plain_loss,
+    reset_gradients,
+    slow_embedding,
+    steps_as_planned,
+    train_all,
+    train_all_as_usual,
+    usual_betas,
+    usual_eps_and_scale,
+    warm_up,
+    whole_loop_as_usual,
+)
 
-
-@dataclasses.dataclass
-class Case:
-    """What a treatment may use: the course, the finding, and an earlier copy that was healthy as
-    far as anyone knew.
-    """
-
-    course: Course
-    finding: Finding | None = None
-    earlier: Course | None = None
-
-    @property
-    def blocks(self) -> list[int]:
-        """The blocks that the finding names; all of them if it names none."""
-        places = [] if self.finding is None else [each.place for each in self.finding.readings]
-        named = [int(number) for place in places for number in re.findall(r"block (\d+)", place)]
-        return sorted({k for k in named if k < len(self.course.body.blocks)}) or [
-            *range(len(self.course.body.blocks))
-        ]
-
-    @property
-    def parts(self) -> list[Parts]:
-        return [self.course.body.blocks[k] for k in self.blocks]
-
-    @property
-    def of_attention(self) -> bool:
-        return self.finding is not None and "attention" in self.finding.place
-
-
-Treatment = Callable[[Case], None]
 MOVED = 0.01
 """The share of its length by which a step should move a sublayer's weights."""
 
@@ -123,7 +110,7 @@ def redraw_units(case: Case) -> None:
     """Units that are the same for all tokens get fresh input weights and output weights of 0; what
     they added becomes an offset.
     """
-    read, _ = held_out(case.course.task, case.course.body)
+    read, _ = case.course.held_out()
     for part in case.parts:
         seen: list[Tensor] = []
         handle = part.down.register_forward_pre_hook(
@@ -316,10 +303,6 @@ def back_and_skip(case: Case) -> None:
         case.course.optimiser.load_state_dict(case.earlier.optimiser.state_dict())
 
 
-def lower_rate(case: Case) -> None:
-    case.course.rate *= 0.1
-
-
 def back_and_slower(case: Case) -> None:
     """Back, and a rate at which the median sublayer moves by `MOVED` of its length at the end of
     the warm-up.
@@ -335,30 +318,6 @@ def back_and_own_data(case: Case) -> None:
     own_data(case)
 
 
-def warm_up(case: Case) -> None:
-    case.course.rate *= 0.3
-    case.course.warm_up = case.course.step + 50
-
-
-def usual_betas(case: Case) -> None:
-    _optimiser(case, betas=(0.9, 0.95))
-
-
-def _optimiser(case: Case, **options: Any) -> None:
-    case.course.make_optimiser(**options)
-
-
-def steps_as_planned(case: Case) -> None:
-    """Adam's eps, the loss's scale and the schedule as they are usually."""
-    case.course.scale, case.course.ends_at = 1.0, 10**6
-    _optimiser(case)
-
-
-def usual_eps_and_scale(case: Case) -> None:
-    case.course.scale = 1.0
-    _optimiser(case)
-
-
 def own_data_and_scale(case: Case) -> None:
     """What makes gradients small is looked for: targets that leak, data that repeat, and the loss's
     scale.
@@ -368,13 +327,8 @@ def own_data_and_scale(case: Case) -> None:
 
 
 def gains_without_decay(case: Case) -> None:
-    _optimiser(case)
+    optimiser(case)
     unit_gains(case)
-
-
-def slow_embedding(case: Case) -> None:
-    case.course.embedding_factor = 0.3
-    _optimiser(case)
 
 
 def back_and_slow_embedding(case: Case) -> None:
@@ -382,33 +336,9 @@ def back_and_slow_embedding(case: Case) -> None:
     slow_embedding(case)
 
 
-def train_all(case: Case) -> None:
-    for weight in case.course.body.model.parameters():
-        weight.requires_grad_(requires_grad=True)
-    _optimiser(case)
-
-
-def own_data(case: Case) -> None:
-    """The data as the task has them: shifted labels, its own tokenizer, other batches."""
-    case.course.data = None
-
-
 def own_data_and_mask(case: Case) -> None:
     own_data(case)
     mask(case)
-
-
-def reset_gradients(case: Case) -> None:
-    case.course.zero_every = 1
-    case.course.optimiser.zero_grad()
-
-
-def divide_gradients(case: Case) -> None:
-    case.course.micro, case.course.clip = 1, 1.0
-
-
-def plain_loss(case: Case) -> None:
-    case.course.loss = None
 
 
 def no_hooks(case: Case) -> None:
@@ -461,11 +391,16 @@ TREATMENTS: dict[str, Treatment] = {
     "warm-up": warm_up,
     "usual betas": usual_betas,
     "steps as planned": steps_as_planned,
+    "higher rate": higher_rate,
     "usual eps and scale": usual_eps_and_scale,
     "own data and scale": own_data_and_scale,
     "gains without decay": gains_without_decay,
     "slow embedding": slow_embedding,
     "train all": train_all,
+    "train all as usual": train_all_as_usual,
+    "whole loop as usual": whole_loop_as_usual,
+    "float32": float32,
+    "ignore padding": ignore_padding,
     "own data": own_data,
     "own data and mask": own_data_and_mask,
     "back and slow embedding": back_and_slow_embedding,

@@ -41,7 +41,10 @@ PICTURES = {
     "before-failure": (f"{ROOT}/benchmarks/before_failure.py picture it.png", "it.png"),
     "optimal_path": (f"{ROOT}/examples/optimal_path.py --out it.png", "it.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
-    "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
+    "clinic": (
+        "-m benchmarks.clinic --half second-sealed --report --picture it.png",
+        "it.png",
+    ),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
     "compare": (
         f"{ROOT}/examples/port.py it; -m ctrans compare it/model it/port --dtype float32 --out it",
