@@ -45,6 +45,8 @@ class Check:
     - `description`: how the check looks at the measure; empty for the measure's own formula
     - `topics`: the analyses that judge it: diagnosis, screening, training, control, theory,
       weights, change, precision
+    - `is_symptom`: whether it says that something is wrong, and not what. Findings of its severity
+      that name a cause come first
     """
 
     severity: Severity
@@ -63,6 +65,7 @@ class Check:
     quantity: str = ""
     description: str = ""
     topics: tuple[str, ...] = ()
+    is_symptom: bool = False
 
     def fails(self, value: float) -> bool:
         """Whether a value is outside of its limits; False for nan, which is an unknown value."""
@@ -276,13 +279,20 @@ class Checks(Mapping[str, Check]):
         return close
 
     def ordered(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Findings, most severe first, then farthest outside of the limits first."""
+        """Findings, most severe first, causes before symptoms, then farthest outside of the limits
+        first.
+        """
         names = list(self)
 
-        def rank(finding: Finding) -> tuple[int, float, int]:
+        def rank(finding: Finding) -> tuple[int, bool, float, int]:
             severity = SEVERITIES.index(finding.severity)
-            excess = self[finding.check].excess(finding.value)
-            return severity, -excess, names.index(finding.check)
+            check = self[finding.check]
+            return (
+                severity,
+                check.is_symptom,
+                -check.excess(finding.value),
+                names.index(finding.check),
+            )
 
         return sorted(findings, key=rank)
 

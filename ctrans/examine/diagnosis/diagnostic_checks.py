@@ -932,6 +932,7 @@ MEASURES.add(
                 "worse than guessing": Check(
                     topics=("diagnosis", "screening"),
                     verdict="starts worse than guessing",
+                    is_symptom=True,
                     severity="serious",
                     source=f"{OURS}, as in ctrans screen{record_of(3, 3)}",
                     impact=(
@@ -958,6 +959,7 @@ MEASURES.add(
             scope="run",
             checks={
                 "targets are not predicted": Check(
+                    is_symptom=True,
                     severity="serious",
                     source="a permutation test: three standard deviations, p = 0.001",
                     impact=(
@@ -983,6 +985,7 @@ MEASURES.add(
             scope="run",
             checks={
                 "worse than counting": Check(
+                    is_symptom=True,
                     severity="serious",
                     source="a rival that sees no input: how often each token occurs",
                     impact=(

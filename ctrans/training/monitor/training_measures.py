@@ -400,9 +400,9 @@ MEASURES.add(
                     ),
                     impact="Nothing is learned, whatever the rate is.",
                     remediation=(
-                        "Check Adam's eps (1e-8 is usual), the loss's scale against that of the"
-                        " gradients, and the weights' dtype: in bfloat16 small steps are rounded"
-                        " away."
+                        "Check Adam's eps (1e-8 is usual), the loss's scale and the limit of"
+                        " clipping against the gradients' norm, and the weights' dtype: in bfloat16"
+                        " small steps are rounded away."
                     ),
                     limits={"limit": 0.05, "reports": 3},
                     rule=past_checks.slow,
