@@ -8,7 +8,7 @@ from torch import nn
 import ctrans
 from ctrans.dynamics.fields import ExposesRows, ExposesWeights
 from ctrans.interop import open_model
-from ctrans.interop.graph_parts import _period
+from ctrans.interop.block_structure import period_of
 from tests.interop.test_ways_of_writing import (
     HEAD,
     HEADS,
@@ -302,6 +302,9 @@ def test_a_memory_that_counts_sequences_on_another_axis_is_read_as_it_is():
         ("faaffaaf", 4),
         ("paf", 3),
         ("aff", 3),
+        ("fafa", 2),
+        ("fa", 1),
+        ("afafa", 1),
         ("afaaf", 1),
         ("aaaa", 1),
         ("ff", 1),
@@ -310,7 +313,7 @@ def test_a_memory_that_counts_sequences_on_another_axis_is_read_as_it_is():
 )
 def test_blocks_are_the_pattern_that_repeats(kinds, period):
     names = {"a": "attention", "f": "ffn", "p": "part"}
-    assert _period([names[kind] for kind in kinds]) == period
+    assert period_of([names[kind] for kind in kinds]) == period
 
 
 class SequenceFirst(nn.Module):
