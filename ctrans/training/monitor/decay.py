@@ -48,10 +48,11 @@ def decay_of(root: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[G
         share = _largest_share(optimizer, ids)
         if share is not None:
             figures[name, 0] = torch.tensor(share, dtype=torch.float64)
-    if ("gain_decay", 0) in figures:
-        entries = [local(gain.detach()).abs().flatten().float() for gain in gains]
-        entries = [part.to(entries[0].device) for part in entries]
-        figures["gain_size", 0] = torch.cat(entries).nanmedian().double()
+    entries = [local(gain.detach()).abs().flatten().float() for gain in gains]
+    entries = [part for part in entries if part.numel()]  # a sharded one may be elsewhere
+    if ("gain_decay", 0) in figures and entries:
+        here = [part.to(entries[0].device) for part in entries]
+        figures["gain_size", 0] = torch.cat(here).nanmedian().double()
     return figures
 
 
