@@ -148,7 +148,6 @@ FAULTS = {
         ],
         "of attn.wk and attn.wv the 2 heads 0 and 1 exchanged in all 3 blocks",
     ),
-    "final norm": (lambda m: setattr(m, "norm", nn.Identity()), None),
 }
 """By name: what goes wrong, and the words of the edit that undoes it."""
 
@@ -167,9 +166,6 @@ def searched(fault, seconds=60.0):
 def test_a_fault_is_undone(name):
     fault, words = FAULTS[name]
     result, _ = searched(fault)
-    if words is None:
-        assert result.found, "some edit helps"
-        return
     assert words in result.found[0].edit.words, str(result.found[0])
     assert len(result.found) == 1
     assert result.found[0].confirmed_after < 0.4 * result.found[0].confirmed_before
@@ -185,6 +181,14 @@ def test_a_healthy_model_has_no_edit_and_is_left_as_it_was():
     (reading,) = result.readings
     assert reading.value == 0
     assert "no edit passes" in reading.figure
+
+
+@pytest.mark.slow
+def test_a_last_norm_that_is_missing_is_not_undone():
+    """No edit does more than smaller outputs do, which lower the loss of most broken models."""
+    result, _ = searched(lambda m: setattr(m, "norm", nn.Identity()))
+    assert result.found == []
+    assert result.untried == 0
 
 
 def test_the_users_weights_are_the_same_objects_after_a_search_that_found():
