@@ -31,7 +31,7 @@ from solvers.event import Event, start_resolution
 from solvers.gradients import get_gradient
 from solvers.march import Gradient
 from solvers.method import Method, has_capability
-from solvers.request import TYPES
+from solvers.request import TYPES, check_state
 from solvers.run import as_tensor, check_like, real_type
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
@@ -243,6 +243,7 @@ class Problem:
         start = ends[0]
         span = ends[1] - start
         y = self.start.detach()
+        check_state(y)
         slope = self.field(time_beside(start, ends[1], y.dtype), y)
         check_like("field", slope, y)
         norm: Norm = rms

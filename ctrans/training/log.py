@@ -67,7 +67,7 @@ class RunLog:
     def append(self, row: Row) -> None:
         """Adds a row. Raises ConfigError, and adds nothing, if it cannot write."""
         path = self.directory / LOG
-        if _size(path) < self._length and not self._warned:
+        if not self._warned and _is_shorter(path, self._length):
             self._warned = True
             LOGGER.warning(
                 "%r was removed or cut while the run goes on: the log, its curves and train.json"
@@ -77,6 +77,16 @@ class RunLog:
             )
         append(self.directory, row)
         self._length = _size(path)
+
+
+def _is_shorter(path: Path, length: int) -> bool:
+    """Whether the file is shorter, or missing. One that cannot be looked at is not known to be."""
+    try:
+        return path.stat().st_size < length
+    except FileNotFoundError:
+        return length > 0
+    except OSError:
+        return False
 
 
 def _size(path: Path) -> int:

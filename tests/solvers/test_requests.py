@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from solvers import ConfigError, Segment, SolveError, Status, StepControl, odeint_dense, solve
+from solvers import (
+    ConfigError,
+    Segment,
+    SolveError,
+    Status,
+    StepControl,
+    odeint_dense,
+    odeint_event,
+    solve,
+)
 
 X0 = torch.ones(2)
 
@@ -101,6 +110,13 @@ STATES = {
 def test_a_state_that_is_no_dense_floating_tensor_is_refused(what):
     with pytest.raises(ConfigError, match="the initial state is"):
         ask(x0=STATES[what])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", ["sparse", "csr", "int64", "empty"])
+def test_a_state_up_to_an_event_is_refused_alike(what):
+    with pytest.raises(ConfigError, match="give a"):
+        odeint_event(lambda t, y: -y, STATES[what], torch.tensor(0.0), event_fn=lambda t, y: t - 1)
 
 
 SEGMENTS = {

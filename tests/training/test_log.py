@@ -233,3 +233,16 @@ def test_a_row_of_a_step_that_was_there_is_not_kept(tmp_path):
     (tmp_path / log.LOG).write_text(text + "".join(json.dumps(row) + "\n" for row in added))
     log.cut(tmp_path, 3)
     assert (tmp_path / log.LOG).read_text() == text
+
+
+def test_a_log_that_cannot_be_looked_at_is_not_said_to_be_removed(tmp_path, monkeypatch, caplog):
+    run_log = log.RunLog(tmp_path)
+    run_log.append({"step": 0})
+
+    def fails(path, **options):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(type(tmp_path), "stat", fails)
+    with caplog.at_level(logging.WARNING), contextlib.suppress(ConfigError, OSError):
+        run_log.append({"step": 1})
+    assert "removed or cut" not in caplog.text
