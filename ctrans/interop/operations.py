@@ -37,11 +37,11 @@ BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 SUMS = ("add", "add_", "sub", "sub_")
 VALUES_READ = {
     "to": 1,
-    "type_as": 1,
+    **dict.fromkeys(("type_as", "view_as", "reshape_as", "expand_as"), 1),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"), 0),
 }
 """Of how many tensors, from the first, an operation reads the values; of others it reads the dtype
-alone. Other operations read the values of all.
+or the shape alone. Other operations read the values of all.
 """
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous")
 """Operations that keep all numbers in their order."""

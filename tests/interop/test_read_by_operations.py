@@ -213,7 +213,7 @@ class ChannelsFirst(Stack):
 class ValuesOfTheIds(Stack):
     """A second table of the ids adds to the values, and states are mixed with the first one."""
 
-    placement = "pre, unknown"
+    placement = "pre, mix"
 
     def make(self):
         MethodOfTheBlock.make(self)
