@@ -181,8 +181,15 @@ def read_inputs(request: ModelRequest, sources: Sequence[ModelSource]) -> Text |
 
 
 def _of_task(request: ModelRequest, task: str) -> InputRows:
-    """Rows of the task that no training reads, with their targets."""
+    """Rows of the task that no training reads, with their targets. Raises ConfigError for another
+    length, which would cut what is asked.
+    """
     rows, targets = TASKS[task].data().validation_windows(TASK_ROWS)
+    if "context" in request.typed and request.context != rows.shape[1]:
+        raise ConfigError(
+            f"--context {request.context}: rows of the task {task} have {rows.shape[1]} tokens:"
+            " leave it out, or give a text or --ids"
+        )
     description = f"held-out rows of the task {task}"
     return InputRows(
         take=lambda count: rows[:count],

@@ -29,7 +29,6 @@ from ctrans.model.checkpoint import find_model, load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable, number_of_weights
-from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.training.processes import get_device
 from ctrans.training.tasks import TASKS
@@ -253,9 +252,10 @@ def _saved(request: ModelRequest, path: Path) -> ModelSource:
 def _task_of(path: Path) -> str:
     """The task that the checkpoint's run learns; "" for a text, or without such a run."""
     checkpoint = find_model(path)
-    if not (checkpoint / STATE).is_file():
+    try:
+        task = read_state(checkpoint).source.get("task")
+    except ConfigError:  # a saved model has none, and damage is found when the model is loaded
         return ""
-    task = read_state(checkpoint).source.get("task")
     return task if task in TASKS else ""
 
 

@@ -105,6 +105,8 @@ def test_a_run_of_a_task_is_examined_on_held_out_rows_of_it(task, tmp_path):
     assert both.exit_code == 0, both.output
     named = run("diagnose", tmp_path / "1", "--text", "not of this task")
     assert named.exit_code == 2
+    cut = run("diagnose", tmp_path / "1", "--context", 4)
+    assert (cut.exit_code, "leave it out" in cut.output) == (2, True)
 
 
 @pytest.mark.slow

@@ -295,7 +295,7 @@ _OPTIMIZER = {
             "weights are forgotten": Check(
                 severity="note",
                 source="exact: weights are a mean of their steps over the last 1/(eta lambda)",
-                impact="Weights keep what they learned in the last hundred steps, and no more.",
+                impact="Of what was learned a hundred steps before, 1/e or less is left.",
                 remediation=(
                     "Lower weight_decay: with AdamW 0.1 is usual, and 1/(learning rate * decay)"
                     " should be many steps."
@@ -318,8 +318,8 @@ _OPTIMIZER = {
                 severity="note",
                 source=OURS,
                 impact=(
-                    "Gains shrink because of weight decay, and not because the loss asks for it."
-                    " Norms then pass on less and less."
+                    "Weight decay takes half of the gains in these steps, whatever the loss asks"
+                    " for, and they shrink. Norms then pass on less and less."
                 ),
                 remediation=(
                     "Give gains and biases a group of their own with weight_decay=0 in the"

@@ -390,6 +390,7 @@ def near(weight):
 
 
 WEIGHT = 0.02 * torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
+FP8 = torch.float8_e4m3fn
 HUGE = torch.cat([torch.full((1, 48), 1e5), WEIGHT[1:]])
 
 
@@ -402,6 +403,8 @@ HUGE = torch.cat([torch.full((1, 48), 1e5), WEIGHT[1:]])
         (WEIGHT, WEIGHT * (1 + 2e-4), "scaled", "times 1 + 0.0002"),
         (WEIGHT, WEIGHT / 3 * 3, "rounded", "a few roundings"),
         (WEIGHT.double() / 3, (WEIGHT.double() / 3).float(), "rounded", "float32"),
+        (WEIGHT.bfloat16(), (WEIGHT.bfloat16() * 1.01).bfloat16(), "slightly different", "%"),
+        (WEIGHT.to(FP8), (WEIGHT * 1.3).to(FP8), "unrelated", "of its size"),
         (WEIGHT, WEIGHT.flip(0), "rows in another order", "rows reversed"),
         (HUGE, torch.cat([HUGE[:1], WEIGHT[1:] + 0.02]), "slightly different", "e-0"),
     ],
