@@ -180,11 +180,9 @@ def _import_plugins(
 ) -> None:
     """Imports each plugin (see `import_named`)."""
     for value in values:
-        from ctrans.cli.plugins import LOADED, import_named
+        from ctrans.cli.plugins import load_plugin
 
-        import_named(value)
-        if value not in LOADED:
-            LOADED.append(value)
+        load_plugin(value)
 
 
 def _show_help(

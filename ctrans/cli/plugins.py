@@ -25,8 +25,10 @@ from ctrans.base.printable import text_of
 from ctrans.cli.exits import Exit
 from ctrans.cli.say import stdout_apart
 
-LOADED: list[str] = []
-"""The plugins that were imported, as named. Results depend on them and show them."""
+LOADED: dict[str, bytes] = {}
+"""The plugins that were imported, as named, each with the SHA-256 of its file as it was then.
+Results depend on them and show them.
+"""
 FILES: set[str] = set()
 """The files of the user's modules that were imported."""
 
@@ -42,18 +44,22 @@ def import_named(value: str) -> ModuleType:
         return module
 
 
+def load_plugin(value: str) -> None:
+    """Imports a plugin (see `import_named`)."""
+    file = getattr(import_named(value), "__file__", None)
+    content = b""  # built-in modules have no file
+    if file is not None:
+        content = Path(file).read_bytes()
+    LOADED[value] = hashlib.sha256(content).digest()
+
+
 def digest_of_plugins() -> str | None:
     """SHA-256 of the files of the plugins that were imported, in their order; None without plugins.
     What a plugin imports itself is not in it.
     """
     if not LOADED:
         return None
-    digest = hashlib.sha256()
-    for name in LOADED:
-        file = getattr(import_named(name), "__file__", None)
-        if file is not None:
-            digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(LOADED.values())).hexdigest()
 
 
 def called(value: str) -> Any:

@@ -258,14 +258,17 @@ def test_sigterm_ends_a_study_with_a_line_and_no_process_is_left(tmp_path):
 
 
 def test_the_digest_of_plugins_is_that_of_their_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(plugins, "LOADED", [])
+    monkeypatch.setattr(plugins, "LOADED", {})
     assert plugins.digest_of_plugins() is None
     file = tmp_path / "plugin.py"
     file.write_text("x = 1\n")
-    plugins.LOADED += [str(file), "math"]
+    for name in (str(file), "math"):
+        plugins.load_plugin(name)
     first = plugins.digest_of_plugins()
+    monkeypatch.chdir("/")
     assert first == plugins.digest_of_plugins()
     file.write_text("x = 2\n")
+    plugins.load_plugin(str(file))
     assert plugins.digest_of_plugins() != first
 
 
