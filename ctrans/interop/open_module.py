@@ -57,20 +57,21 @@ def open_module(
         return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
     inputs = example
+    all_from_the_module = embed is None and head is None and example is None
+    of_transformers = all_from_the_module and _is_of_transformers(module)
 
     def imported() -> Imported:
         nonlocal inputs
         try:
-            all_from_the_module = embed is None and head is None and example is None
-            if all_from_the_module and _is_of_transformers(module):
+            if of_transformers:
                 inputs = example_of(module)
                 return from_transformers(module, dt=dt, anatomy=anatomy)
             if inputs is None:
                 inputs = _token_example(module)
-            adapter = ModuleAdapter(module, anatomy, inputs, embed, head)
+            adapter = _adapter(module, anatomy, inputs, embed, head)
             return Imported(module, dt=dt, adapter=adapter)
         except FOREIGN_ERRORS as error:
-            if inputs is None or embed or head or anatomy != Anatomy():
+            if inputs is None or not of_transformers or anatomy != Anatomy():
                 raise
             return _by_its_sums(module, inputs, dt, error)
 
@@ -84,6 +85,21 @@ def open_module(
         if reason:
             raise ConfigError(reason) from error
         raise
+
+
+def _adapter(
+    module: nn.Module,
+    anatomy: Anatomy,
+    example: Example,
+    embed: Callable[[Tensor], Tensor] | None,
+    head: Callable[[Tensor], Any] | None,
+) -> ModuleAdapter:
+    """The module by its residual stream; by its blocks, where options name them or what is around
+    them.
+    """
+    if embed is None and head is None and anatomy == Anatomy():
+        return StreamAdapter(module, anatomy, example)
+    return ModuleAdapter(module, anatomy, example, embed, head)
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

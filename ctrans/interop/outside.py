@@ -33,7 +33,7 @@ from ctrans.interop.operations import (
     whole_modules,
 )
 from ctrans.interop.recorded_calls import without_fast_path
-from ctrans.interop.residual_stream import SCALINGS
+from ctrans.interop.residual_sums import SCALINGS
 from ctrans.interop.stream_adapter import StreamAdapter
 
 CONTEXT = "what its blocks read beside the state"

@@ -94,7 +94,7 @@ def test_a_costate_that_is_not_that_of_the_own_loss_leaves_no_number(kind, block
         REASON,
         "not tried at large weights",
         "give its loss as loss=",
-        "with other weights of the blocks the output is not that of the states",
+        "with other weights of its parts the output is not that of the states",
     )
     assert any(reason in check.no_threshold for reason in reasons)
     assert check.training_threshold is None
