@@ -17,7 +17,6 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.hugging_face import from_transformers
 from ctrans.interop.imported import Imported
 from ctrans.interop.loss_names import Loss
-from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.opened import Opened, open_imported, open_probed
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.stream_adapter import StreamAdapter
@@ -68,7 +67,7 @@ def open_module(
                 return from_transformers(module, dt=dt, anatomy=anatomy)
             if inputs is None:
                 inputs = _token_example(module)
-            adapter = _adapter(module, anatomy, inputs, embed, head)
+            adapter = StreamAdapter(module, anatomy, inputs, embed, head)
             return Imported(module, dt=dt, adapter=adapter)
         except FOREIGN_ERRORS as error:
             if inputs is None or not of_transformers or anatomy != Anatomy():
@@ -85,21 +84,6 @@ def open_module(
         if reason:
             raise ConfigError(reason) from error
         raise
-
-
-def _adapter(
-    module: nn.Module,
-    anatomy: Anatomy,
-    example: Example,
-    embed: Callable[[Tensor], Tensor] | None,
-    head: Callable[[Tensor], Any] | None,
-) -> ModuleAdapter:
-    """The module by its residual stream; by its blocks, where options name them or what is around
-    them.
-    """
-    if embed is None and head is None and anatomy == Anatomy():
-        return StreamAdapter(module, anatomy, example)
-    return ModuleAdapter(module, anatomy, example, embed, head)
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.tolerances import difference
+from ctrans.interop.transformers_adapter import TransformersAdapter
 from solvers import ConfigError
 
 SIZES = (1.0, MODERATE, LARGE)
@@ -106,13 +107,15 @@ def _states_and_output(adapter: ModelAdapter) -> tuple[list[Tensor], Tensor | No
     if isinstance(adapter, StreamAdapter):
         output, (_, *behind) = adapter.walked(adapter.example, {})
         return behind, adapter.tensor(output)
+    assert isinstance(adapter, TransformersAdapter), "there are two kinds"
     blocks = adapter.blocks()
+    form = adapter.form
     states: dict[int, Tensor] = {}
     with contextlib.ExitStack() as hooks:
         for i, block in enumerate(blocks):
 
             def note(block: nn.Module, given: object, output: object, i: int = i) -> None:
-                states[i] = adapter.form.read(output).detach().clone()
+                states[i] = form.read(output).detach().clone()
 
             hooks.callback(block.register_forward_hook(note).remove)
         output = adapter.tensor(_ran(adapter))
@@ -126,6 +129,7 @@ def _from_states(adapter: ModelAdapter, states: Sequence[Tensor]) -> Tensor | No
     if isinstance(adapter, StreamAdapter):
         output, _ = adapter.walked(adapter.example, dict(enumerate(states, start=1)))
         return adapter.tensor(output)
+    assert isinstance(adapter, TransformersAdapter), "there are two kinds"
 
     def as_before(block: int, call: Call) -> Tensor:
         return states[block]

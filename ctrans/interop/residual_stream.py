@@ -45,13 +45,24 @@ class StreamPart:
 
 
 def steps_of_the_stream(
-    graph: Graph, sink: int, is_norm: Callable[[int, int], bool]
+    graph: Graph,
+    sink: int,
+    is_norm: Callable[[int, int], bool],
+    source: int | None = None,
 ) -> list[StreamPart]:
     """The parts that follow one another up to the sink: each sum, with a norm behind it if
-    is_norm(its number, the next state's) says so; and what else is between sums.
+    is_norm(its number, the next state's) says so; and what else is between sums. With a `source`,
+    only those that begin with it or behind it.
     """
-    sums = _sums(graph, sink)
     steps: list[StreamPart] = []
+    if source is None:
+        sums = _sums(graph, sink)
+    else:
+        behind = graph.after(source)
+        among = _chain(graph, graph.before(sink) & behind)
+        sums = _of_commonest_size(graph, [each for each in among if each.x in behind])
+        if not sums:
+            return []
     if not sums:
         steps = _gated(graph, sink, is_norm)
         if steps:
@@ -79,8 +90,11 @@ def steps_of_the_stream(
             if any(is_norm(one.y, other.x) for one, other in pairwise(sums)):
                 end = _last_norm(graph, end, then.x, is_norm)  # coordinates may follow it
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
+    before = _gated_before(graph, steps[0].first)
+    if source is not None:
+        before = [part for part in before if part.first in graph.after(source)]
     steps = [
-        *_gated_before(graph, steps[0].first),
+        *before,
         *steps,
         *_gated_after(graph, steps[-1].last, sink),
     ]
@@ -221,7 +235,23 @@ def _in_its_shape(graph: Graph, n: int, sums: Sequence[Sum]) -> int:
     return n
 
 
-def other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[str]:
+def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str, ...]:
+    """What is said of the model beside its parts."""
+    notes = []
+    others = _other_sums(graph, sink, steps)
+    if others:
+        names = list(dict.fromkeys(filter(None, (others[0], others[-1]))))
+        where = f" ({' .. '.join(names)})" if names else ""
+        notes.append(
+            f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not examined"
+            f" by themselves{where}"
+        )
+    if any(operation.name == "batch_norm" for operation in graph.operations):
+        notes.append("it has batch norms, each of which is a scale and an offset in evaluation")
+    return tuple(notes)
+
+
+def _other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[str]:
     """The residual sums that the sink sees and which are in none of the parts, or inside of one:
     the name of the first module whose weights each reads.
     """

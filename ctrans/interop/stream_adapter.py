@@ -22,20 +22,32 @@ from torch.utils._pytree import tree_map
 
 from ctrans.base.as_found import as_found
 from ctrans.base.printable import one_line
-from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.scheme import whole_graph
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import MIX, Structure
+from ctrans.interop.find_blocks import blocks_named
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.graph_parts import AFFINE, PartsReader, Samples, check_step, structures_of
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
+from ctrans.interop.named_modules import (
+    check_names,
+    first_state,
+    last_state,
+    states_around,
+    steps_of_blocks,
+)
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
-from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
+from ctrans.interop.residual_stream import (
+    FEWEST,
+    StreamPart,
+    notes_of,
+    steps_of_the_stream,
+)
 from ctrans.interop.state_axes import StateAxes, channels_of
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import same, same_where_finite
@@ -50,8 +62,11 @@ class StreamAdapter(ModuleAdapter):
 
     def _find(self) -> None:
         self.whole = whole_modules(self.model)
+        blocks: Sequence[nn.Module] = ()
+        if self.anatomy.blocks is not None:
+            blocks = blocks_named(self.model, self.anatomy.blocks)
         with torch.no_grad():
-            graph, output = self.recorded()
+            graph, output, around = self._recorded(self.example, blocks)
         main = self.tensor(output)
         if main is None:
             raise ConfigError(
@@ -63,11 +78,19 @@ class StreamAdapter(ModuleAdapter):
         self._tried: set[tuple[int, ...]] = set()
         sink = graph.number(main)
         self._reader = PartsReader(self, graph)
-        self.steps = steps_of_the_stream(graph, sink, self._reader.is_norm)
-        if len(self.steps) < FEWEST:
+        if blocks:
+            steps = steps_of_blocks(self.anatomy.blocks, graph, around, self._reader.is_norm)
+        else:
+            steps = steps_of_the_stream(graph, sink, self._reader.is_norm)
+        if len(steps) < FEWEST:
             raise ConfigError(
                 "no sums x + f(x) of its first argument follow one another up to its output"
             )
+        self._keep(steps)
+        self._find_state_axes(graph.operations[steps[0].first].shape)
+        self._find_output_axes()
+        if not blocks:
+            self._keep(self._steps_of_the_users(output))
         states = [self.steps[0].first, *(step.last for step in self.steps)]
         beside_the_stream = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
         self.apart = {
@@ -75,27 +98,34 @@ class StreamAdapter(ModuleAdapter):
             for i, x in enumerate(tensors_in(output))
             if x is not main and graph.number(x) in beside_the_stream
         }
-        self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
-        self.weights = [graph.weights(step.first, step.last) for step in self.steps]
         self.because = ""
-        others = other_sums(graph, sink, self.steps)
-        self.notes = ()
-        if others:
-            names = list(dict.fromkeys(filter(None, (others[0], others[-1]))))
-            where = f" ({' .. '.join(names)})" if names else ""
-            self.notes = (
-                f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not"
-                f" examined by themselves{where}",
-            )
-        if any(operation.name == "batch_norm" for operation in graph.operations):
-            self.notes += (
-                "it has batch norms, each of which is a scale and an offset in evaluation",
-            )
-        shape: Any = graph.operations[states[0]].shape
-        self._find_state_axes(shape)
-        self._find_output_axes()
+        self.notes = notes_of(graph, sink, self.steps)
 
-    def _find_state_axes(self, shape: Sequence[int]) -> None:
+    def _steps_of_the_users(self, output: Any) -> Sequence[StreamPart]:
+        """Its parts between the state that the user's `embed` gives and the one from which `head`
+        makes the output.
+        """
+        if self.own_embed is None and self.own_head is None:
+            return self.steps
+        with as_found(self.model), torch.no_grad():
+            _, states = self.walked(self.example, {})
+            first = 0
+            last = len(self.steps)
+            if self.own_embed is not None:
+                first = first_state(states, self.own_embed(self.example))
+            if self.own_head is not None:
+                last = last_state(states, self.own_head, self.tensor, self.tensor(output))
+        return self.steps[first:last]
+
+    def _keep(self, steps: Sequence[StreamPart]) -> None:
+        """Makes these its parts."""
+        graph = self._graph
+        states = [steps[0].first, *(step.last for step in steps)]
+        self.steps = list(steps)
+        self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
+        self.weights = [graph.weights(step.first, step.last) for step in steps]
+
+    def _find_state_axes(self, shape: Any) -> None:
         """Finds which axes of its states, of this shape, count sequences and channels, and puts
         sequences first in the example.
         """
@@ -273,7 +303,7 @@ class StreamAdapter(ModuleAdapter):
         if key not in self._graphs:
             like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
             with unseen(), torch.no_grad():
-                graph, _ = self._recorded(self.shaped(like))
+                graph, _, _ = self._recorded(self.shaped(like))
                 if len(self._graphs) == REMEMBERED:
                     del self._graphs[next(iter(self._graphs))]
                 self._graphs[key] = graph
@@ -284,17 +314,23 @@ class StreamAdapter(ModuleAdapter):
                     raise
         return self._graphs[key]
 
-    def _recorded(self, tokens: Tensor) -> tuple[Graph, Any]:
-        """The operations of a pass, and its output."""
+    def _recorded(
+        self, tokens: Tensor, blocks: Sequence[nn.Module] = ()
+    ) -> tuple[Graph, Any, Sequence[int]]:
+        """The operations of a pass, its output, and the numbers of the states before and behind
+        these blocks.
+        """
         with as_found(self.model):
             self.run(tokens)  # it may keep masks or tables that it makes the first time
             graph = Graph(self.model)
-            output = self._run(tokens, Operations(graph.met, self.whole))
-        return graph, output
+            with states_around(blocks, graph) as around:
+                output = self._run(tokens, Operations(graph.met, self.whole))
+        return graph, output, around
 
     def recorded(self) -> tuple[Graph, Any]:
         """The operations of a pass of its example, and its output."""
-        return self._recorded(self.example)
+        graph, output, _ = self._recorded(self.example)
+        return graph, output
 
     def number_in(self, graph: Graph, k: int) -> int:
         """The number of state k in another pass; it may be the input, which no call makes."""
@@ -334,13 +370,15 @@ class StreamAdapter(ModuleAdapter):
             # other states in place of each but the last: what a part makes of its state shows
             others = {k: random_states(state) for k, state in enumerate(states[:-1])}
             output, made = self.walked(self.example, {**others, len(others): states[-1]})
-            self._check_output_is(output, self.example)
+            if self.own_head is None:
+                self._check_output_is(output, self.example)
             parts = [
                 self._part(k, ((states[k], states[k + 1]), (others[k], made[k + 1])))
                 for k in range(len(others))
             ]
             parts = self._with_its_derivatives(parts, others)
         self._read = parts
+        check_names(self.model, self.anatomy, self._graph, self.sublayers)
         structures = structures_of(parts)
         self._blocks = [self.model] * len(structures)
         return structures, first
@@ -439,13 +477,9 @@ class StreamAdapter(ModuleAdapter):
         self._check_same(tokens, {0: x})
         return x
 
-    def outputs(self, x: Tensor) -> Any:
+    def _outputs(self, x: Tensor) -> Any:
         output, _ = self.passed(self.shaped(x), {len(self.weights): x})
         return output
-
-    def check(self, depth: Depth) -> None:
-        self._check_output(depth, self.example)
-        self.find_text(depth)
 
     def _start(self, tokens: Tensor) -> Tensor:
         return self.passed(tokens, last=0)[1]

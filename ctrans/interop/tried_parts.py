@@ -16,6 +16,7 @@ from ctrans.interop.block_calls import Running
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.outside import all_tracked
 from ctrans.interop.stream_adapter import StreamAdapter
+from ctrans.interop.transformers_adapter import TransformersAdapter
 
 ON_DEMAND = "its weights are loaded on demand, so that its blocks were not tried with large ones"
 REUSED = "a block is used several times in a pass, so that its maps were not tried at large weights"
@@ -57,6 +58,7 @@ def tried_parts(
     """The parts of that model. `states` are those before each segment, for a text."""
     if isinstance(adapter, StreamAdapter):
         return [_of_stream(adapter, k, sublayers, states[k]) for k in range(len(sublayers))]
+    assert isinstance(adapter, TransformersAdapter), "there are two kinds"
     return _blocks(adapter, sublayers, lengths)
 
 
@@ -81,7 +83,7 @@ def _of_stream(
 
 
 def _blocks(
-    adapter: ModelAdapter, sublayers: Sequence[Sublayer], lengths: Sequence[float]
+    adapter: TransformersAdapter, sublayers: Sequence[Sublayer], lengths: Sequence[float]
 ) -> list[TriedPart]:
     """The blocks of a model that is read by their modules."""
     blocks = adapter.blocks()

@@ -89,10 +89,9 @@ def test_a_way_that_torchs_functions_show_is_inside_of_the_last_part(name):
     assert past_the_states(model.adapter) == {}
 
 
-def test_a_matrix_that_is_used_once_more_is_that_of_two_parts():
+def test_a_matrix_that_is_used_once_more_is_in_a_part_that_is_not_read():
     model = opened(first_matrix)
-    assert [sublayer.kind for sublayer in model.depth.sublayers] == ["attention", "ffn", "ffn"]
-    assert "use the same weights" in check_model(model, *text()).no_threshold
+    assert [sublayer.kind for sublayer in model.depth.sublayers] == ["attention", "ffn", "part"]
 
 
 def test_a_way_that_is_open_at_once_is_refused():

@@ -426,7 +426,9 @@ def test_a_loop_over_tokens_is_refused_at_another_length():
     with torch.no_grad():
         assert near(opened(TOKENS)[0], made(LoopOverTokens)(TOKENS))
     for _ in range(2):  # a refusal is no reason to accept it later
-        with pytest.raises(ConfigError, match="give an example= of this shape"):
+        with pytest.raises(
+            ConfigError, match="open it again, with inputs of this shape as example="
+        ):
             opened(torch.cat([TOKENS, TOKENS], 1))
 
 
