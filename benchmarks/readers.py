@@ -1,5 +1,5 @@
-"""How much of a model is read by its modules, and by its operations alone: the models of
-`examples/any_model.py`, those of `tests/interop/test_strangers.py` and each family of Hugging Face.
+"""How much of a model is read by its operations: the models of `examples/any_model.py`, those of
+`tests/interop/test_strangers.py` and each family of Hugging Face, these by their modules too.
 
     python benchmarks/readers.py > benchmarks/results/readers-DATE.txt
 
@@ -27,9 +27,9 @@ from ctrans.interop import from_transformers
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
-from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.stream_adapter import StreamAdapter
 from examples import any_model
+from solvers import ConfigError
 from tests.interop import test_all_families, test_strangers
 
 
@@ -48,9 +48,9 @@ def models():
 
 
 def by_modules(kind, model, example):
-    if kind == "families":
-        return from_transformers(model)
-    return Imported(model, adapter=ModuleAdapter(model, Anatomy(), example))
+    if kind != "families":
+        raise ConfigError("only models of transformers are read by their modules")
+    return from_transformers(model)
 
 
 def by_operations(kind, model, example):

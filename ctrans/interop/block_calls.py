@@ -40,15 +40,6 @@ class Call:
             return x
         return {**self.around, self.key: x}
 
-    @property
-    def arguments_but_the_state(self) -> dict[str, Any]:
-        """All arguments of the block except the state, by name."""
-        arguments = dict(self.context)
-        for name, value in (self.around or {}).items():
-            if name != self.key:
-                arguments[name] = value
-        return arguments
-
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call of a block of that class, its arguments named by the signature of forward. The state

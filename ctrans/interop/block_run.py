@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from ctrans.interop.block_calls import Running, is_state
@@ -82,21 +81,6 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     changed[:, 0] = -changed[:, 0] + 1
     expected = function(x)[:, 1:]
     return not same(function(changed)[:, 1:], expected)
-
-
-@torch.no_grad()
-def token_axis_is_first(block: Running, x: Tensor) -> bool:
-    """Whether tokens are the first axis of the block's state and not the second: it mixes along the
-    first alone.
-    """
-
-    def transposed(z: Tensor) -> Tensor:
-        y: Tensor = block(z.transpose(0, 1))
-        return y.transpose(0, 1)
-
-    if mixes_tokens(block, x):
-        return False
-    return mixes_tokens(transposed, x.transpose(0, 1))
 
 
 def leaf_calls(calls: Sequence[RecordedCall]) -> list[RecordedCall]:

@@ -2,15 +2,15 @@
 
 A reading is tested at the present weights. A penalty that is needed is about large ones: a clip, a
 weight that is computed from others, or a scale outside of a map would give a wrong number in
-silence. So each block's linear maps get large weights and biases, and the block must still compute
-what its sublayers do.
+silence. So the linear maps of each part get large weights and biases, and the model must still
+compute what its sublayers do.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,13 +28,10 @@ from ctrans.control.large_weights import (
     at_large_weights,
     factors_at,
     matrices_of,
-    moved_by,
 )
 from ctrans.control.shown_factors import Factors, largest_share, path_of, shown_velocity
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.dynamics.weights.on_demand import has_weights_on_demand
-from ctrans.interop.block_calls import Call, Running
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.large_maps import (
     DENSE,
@@ -51,16 +48,11 @@ from ctrans.interop.module_chain import TransposedLinear, is_linear
 from ctrans.interop.outside import all_tracked, outside_of
 from ctrans.interop.past_the_states import past_the_states
 from ctrans.interop.recorded_calls import without_fast_path
-from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.tolerances import difference
+from ctrans.interop.tried_parts import TriedPart, tried_parts
 
-ON_DEMAND = "its weights are loaded on demand, so that its blocks were not tried with large ones"
-NO_BLOCKS = (
-    "it is read by its operations and not by the modules of its blocks, so that its maps were not"
-    " tried at large weights"
-)
-REUSED = "a block is used several times in a pass, so that its maps were not tried at large weights"
-
+Names = Mapping[int, str]
+"""The names of a model's parameters, by id."""
 READING = 3 * CLOSE
 """How closely a model is read, as a share: its maps, the norms around them and its steps."""
 OTHERWISE = (
@@ -77,80 +69,67 @@ def factors_of(
     lengths: Sequence[float],
     states: Sequence[Tensor],
 ) -> Factors:
-    """The test of each block in eval mode. The weights are put back to the bit. `states` are those
+    """The test of each part in eval mode. The weights are put back to the bit. `states` are those
     before each segment, for a text.
 
-    A model with weights on demand counts as unlike, and so does one whose blocks are no modules, or
-    are one module that is used several times. Their verdicts are tested all the same.
+    A model with weights on demand counts as unlike, and so does one whose blocks are one module
+    that is used several times. Their verdicts are tested all the same.
     """
-    if isinstance(adapter, StreamAdapter):
-        return _factors_of_stream(adapter, sublayers, states)
-    blocks = adapter.blocks()
-    everything = range(len(sublayers))
-    not_tested = ""
-    if has_weights_on_demand(adapter.model):
-        not_tested = ON_DEMAND
-    elif len(set(map(id, blocks))) < len(blocks):
-        not_tested = REUSED
-    per_block = len(sublayers) // len(blocks)
     unlike: dict[int, str] = {}
     further: set[int] = set()
     tests: dict[int, AtLargeWeights] = {}
     missed: dict[int, float] = {}
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
         try:
-            # the graph of the blocks' other arguments shows what they were computed from
-            with all_tracked(adapter.model):
-                calls = adapter.block_calls()
+            parts = tried_parts(adapter, sublayers, lengths, states)
         except FOREIGN_ERRORS as error:
             reason = f"it does not run with gradients ({named_error(error)})"
-            reasons = dict.fromkeys(everything, reason)
+            reasons = dict.fromkeys(range(len(sublayers)), reason)
             return Factors(reasons, untested=reasons)
         names = {id(weight): name for name, weight in adapter.model.named_parameters()}
-        for i, (block, recorded) in enumerate(zip(blocks, calls, strict=True)):
-            call = replace(recorded, x=recorded.x.detach())
-            segments = range(i * per_block, (i + 1) * per_block)
-            steps = [(sublayers[k], lengths[k]) for k in segments]
-            running = Running(block, call, adapter.form)
-            reason = not_tested
+        for part in parts:
+            steps = [(sublayers[k], lengths[k]) for k in part.segments]
+            reason = part.not_tried
             computes_otherwise = False
             outer: list[Tensor] = []
             if not reason:
                 try:
                     with all_tracked(adapter.model):
-                        uses = _uses(running, call.x)
-                    if _has_other_parameters(block) or uses.of_others(block):
-                        further |= set(segments)
-                    outer = [x for x in uses.of_others(block) if not _is_vector(x)]
-                    reason = _why_otherwise(running, call, steps)
+                        uses = _uses(part)
+                    if _has_other_parameters(part.module) or uses.of_others(part.module):
+                        further |= set(part.segments)
+                    outer = [x for x in uses.of_others(part.module) if not _is_vector(x)]
+                    reason = _why_otherwise(part, steps)
                     computes_otherwise = reason == OTHERWISE
-                    unlike_shown, of_maps = _why_unlike(block, steps, [states[k] for k in segments])
-                    missed |= dict(zip(segments, of_maps, strict=True))
+                    of_text = [states[k] for k in part.segments]
+                    unlike_shown, of_maps = _why_unlike(part.module, steps, of_text)
+                    missed |= dict(zip(part.segments, of_maps, strict=True))
                     reason = (
-                        _outer_matrix(uses, block, names)
-                        or _why_not_plain(block)
-                        or _read_twice(uses, block)
+                        _outer_matrix(uses, part.module, names)
+                        or _why_not_plain(part.module, names)
+                        or _read_twice(uses, part.module, names)
                         or reason
                         or unlike_shown
                     )
                 except FOREIGN_ERRORS as error:
                     reason = f"it does not run with large weights ({named_error(error)})"
             if reason:
-                unlike |= dict.fromkeys(segments, reason)
-            for k in segments:
-                moved: Callable[[], Tensor] = partial(_moved_by_block, running, call.x)
-                if not_tested == ON_DEMAND:
-                    # the weights of other maps of the block would take the place of the large ones
-                    moved = partial(moved_by, sublayers[k], call.x, lengths[k])
+                unlike |= dict.fromkeys(part.segments, reason)
+            for k in part.segments:
                 tests[k] = _tested(
                     sublayers[k],
-                    call.x,
-                    moved,
-                    partial(_with_outer, outer, sublayers[k], block),
-                    is_plain=not reason,
+                    part.state,
+                    partial(part.moved, k),
+                    partial(_with_outer, outer, sublayers[k], part.module),
+                    is_plain=part.is_a_block and not reason,
                 )
                 if computes_otherwise:
                     tests[k] = replace(tests[k], otherwise=OTHERWISE)
+    before_others = [part.segments[-1] for part in parts if part.is_followed]
+    if before_others and all(tests[k].bounded for k in before_others):
+        # what bounds the others counts as the head here
+        last = len(sublayers) - 1
+        tests[last] = replace(tests[last], bounded=True)
     return replace(
         factors_at(tests, unlike, further),
         tolerance=READING,
@@ -159,50 +138,9 @@ def factors_of(
     )
 
 
-def _with_outer(outer: Sequence[Tensor], sublayer: Sublayer, block: nn.Module) -> list[Tensor]:
-    """The matrices of a sublayer, and those outside of its block that its output depends on."""
-    return [*matrices_of(sublayer, block), *(x.detach() for x in outer)]
-
-
-def _factors_of_stream(
-    adapter: StreamAdapter, sublayers: Sequence[Sublayer], states: Sequence[Tensor]
-) -> Factors:
-    """The test of a model that is read by its sums x + f(x): only its verdict, as it has no blocks
-    whose maps could be compared.
-    """
-    tests: dict[int, AtLargeWeights] = {}
-    with as_found(adapter.model), torch.no_grad(), without_fast_path():
-        for k, (sublayer, state) in enumerate(zip(sublayers, states, strict=True)):
-            last = k + 1
-            if last < len(sublayers) and sublayers[last].kind == "part":
-                last += 1  # it may be a norm of the sum that ctrans does not know
-            tests[k] = _tested(
-                sublayer,
-                state,
-                partial(_moved_by_stream, adapter, k, state, last),
-                partial(matrices_of, sublayer, sublayer.field),
-                is_plain=False,
-            )
-    before_parts = [k for k in range(len(sublayers) - 1) if sublayers[k + 1].kind == "part"]
-    if before_parts and all(tests[k].bounded for k in before_parts):
-        # what bounds the others counts as the head here
-        tests[len(sublayers) - 1] = replace(tests[len(sublayers) - 1], bounded=True)
-    unlike = dict.fromkeys(range(len(sublayers)), NO_BLOCKS)
-    return replace(factors_at(tests, unlike, ()), tolerance=READING, outside=outside_of(adapter))
-
-
-def _moved_by_block(running: Running, x: Tensor) -> Tensor:
-    """What a block adds to its state."""
-    after: Tensor = running(x)
-    return after - x
-
-
-def _moved_by_stream(adapter: StreamAdapter, k: int, state: Tensor, last: int) -> Tensor:
-    """What the model's own pass adds to state k up to state `last`."""
-    _, after = adapter.passed(adapter.shaped(state), {k: state}, last=last)
-    if after.shape != state.shape:
-        return after
-    return after - state
+def _with_outer(outer: Sequence[Tensor], sublayer: Sublayer, module: nn.Module) -> list[Tensor]:
+    """The matrices of a sublayer, and those outside of its part that its output depends on."""
+    return [*matrices_of(sublayer, module), *(x.detach() for x in outer)]
 
 
 def _tested(
@@ -236,9 +174,9 @@ class Uses:
         return [tensor for number, tensor in self.tensors.items() if number not in own]
 
 
-def _uses(running: Running, x: Tensor) -> Uses:
-    """What the block's output depends on, with what its other arguments were computed from."""
-    output = running(x)
+def _uses(part: TriedPart) -> Uses:
+    """What the part's output depends on, with what else it reads was computed from."""
+    output = part.run(part.state)
     uses = Uses({}, Counter())
     waiting = [output.grad_fn]
     seen = set(waiting)
@@ -255,9 +193,9 @@ def _uses(running: Running, x: Tensor) -> Uses:
     return uses
 
 
-def _outer_matrix(uses: Uses, block: nn.Module, names: dict[int, str]) -> str:
-    """The matrix outside of the block that its output depends on, in words; "" if there is none."""
-    for tensor in uses.of_others(block):
+def _outer_matrix(uses: Uses, module: nn.Module, names: Names) -> str:
+    """The matrix outside of the part that its output depends on, in words; "" if there is none."""
+    for tensor in uses.of_others(module):
         if not _is_vector(tensor):
             name = names.get(id(tensor), "a tensor")
             return (
@@ -267,46 +205,60 @@ def _outer_matrix(uses: Uses, block: nn.Module, names: dict[int, str]) -> str:
     return ""
 
 
-def _read_twice(uses: Uses, block: nn.Module) -> str:
+def _read_twice(uses: Uses, module: nn.Module, names: Names) -> str:
     """The matrix of a linear map that several operations read, in words; "" if there is none."""
-    for path, part in block.named_modules():
+    for path, part in module.named_modules():
         if not (is_linear(part) or isinstance(part, nn.MultiheadAttention)):
             continue
         for name in MATRICES:
             times = uses.count[id(part._parameters.get(name))]
             if times > 1:
-                where = ".".join(filter(None, (path, name)))
+                where = ".".join(filter(None, (_name_of(part, path, names), name)))
                 return f"{where} is used {times} times in a pass, and a loss pays it once"
     return ""
 
 
-def _why_not_plain(block: nn.Module) -> str:
-    """Why the block's linear maps are not W x + b with matrices of their own; "" if they are."""
-    linear = {path: part for path, part in block.named_modules() if is_linear(part)}
-    for path, part in linear.items():
+def _name_of(part: nn.Module, path: str, names: Names) -> str:
+    """The name of the model's module with the weights of that part, or the part's path."""
+    for parameter in part.parameters():
+        name = names.get(id(parameter))
+        if name is not None:
+            return name.rpartition(".")[0]
+    return path
+
+
+def _why_not_plain(module: nn.Module, names: Names) -> str:
+    """Why the linear maps are not W x + b with matrices of their own; "" if they are."""
+    linear = [part for part in module.modules() if is_linear(part)]
+    paths = {part: _name_of(part, path, names) for path, part in module.named_modules()}
+    for part in linear:
         weight = part._parameters.get("weight")
         if weight is None or not weight.is_floating_point():
-            return f"the weight of {path} is computed from other parameters, or stored in no floats"
-    further = _further_matrix(block)
+            return (
+                f"the weight of {paths[part]} is computed from other parameters, or stored in no"
+                " floats"
+            )
+    further = _further_matrix(module, names)
     if further:
         return f"{further} is a matrix outside of its linear maps, and may be one more factor"
     for shape in (DENSE, SPIKY):
-        with large_weights(linear.values(), bias=LARGE, shape=shape):
-            for path, part in linear.items():
+        with large_weights(linear, bias=LARGE, shape=shape):
+            for part in linear:
                 if not _is_plain(part):
-                    return f"{path} does not compute W x + b with its weight W and bias b"
+                    return f"{paths[part]} does not compute W x + b with its weight W and bias b"
     return ""
 
 
-def _why_otherwise(running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]) -> str:
-    """Why the block does not compute its sublayers' steps with large weights; "" if it does."""
+def _why_otherwise(part: TriedPart, steps: Sequence[tuple[Sublayer, float]]) -> str:
+    """Why the part does not compute its sublayers' steps with large weights; "" if it does."""
+    x = part.state
     for times in (MODERATE, LARGE):
-        with large_weights(with_matrices(running.block), bias=times, shape=DENSE, times=times):
-            found = running(call.x)
-            expected = _stepped(call.x, steps)
+        with large_weights(with_matrices(part.module), bias=times, shape=DENSE, times=times):
+            found = part.run(x)
+            expected = _stepped(x, steps)
         if _agree(expected, found):
             continue
-        moves_further = bool((found - call.x).norm() > SAME * (expected - call.x).norm())
+        moves_further = bool((found - x).norm() > SAME * (expected - x).norm())
         is_finite = bool(found.isfinite().all() and expected.isfinite().all())
         if times == MODERATE or (is_finite and moves_further):
             return OTHERWISE
@@ -360,19 +312,19 @@ def _stepped(x: Tensor, steps: Sequence[tuple[Sublayer, float]]) -> Tensor:
     return x
 
 
-def _further_matrix(block: nn.Module) -> str:
+def _further_matrix(module: nn.Module, names: Names) -> str:
     """The name of a parameter that is neither of a known matrix nor a vector; "" if there is
     none.
     """
     known = {
         id(part._parameters.get(name))
-        for part in with_matrices(block)
+        for part in with_matrices(module)
         for name in (*MATRICES, *OFFSETS)
     }
-    for name, parameter in block.named_parameters():
-        part = block.get_submodule(name.rpartition(".")[0])
+    for name, parameter in module.named_parameters():
+        part = module.get_submodule(name.rpartition(".")[0])
         if id(parameter) not in known and (is_linear(part) or not _is_vector(parameter)):
-            return f"{name} {tuple(parameter.shape)}"
+            return f"{names.get(id(parameter), name)} {tuple(parameter.shape)}"
     return ""
 
 

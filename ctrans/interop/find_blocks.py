@@ -36,11 +36,21 @@ def blocks_at(model: nn.Module, path: str) -> list[nn.Module]:
     return list(blocks)
 
 
+def blocks_named(model: nn.Module, path: str) -> list[nn.Module]:
+    """The modules of the list at that path. Raises ConfigError with all lists if there is none."""
+    lists = module_lists(model)
+    if path not in lists:
+        raise ConfigError(
+            f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}"
+        )
+    return blocks_at(model, path)
+
+
 def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     """The path of the list whose modules have an attention and an FFN at the given or usual paths.
     Errors as `find_blocks`.
     """
-    lists = _lists(model)
+    lists = module_lists(model)
     if anatomy.blocks is not None:
         if anatomy.blocks not in lists:
             raise ConfigError(
@@ -69,38 +79,24 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     return fitting[0]
 
 
-def block_list_by_calls(
-    model: nn.Module, run: Callable[[], object], path: str | None
-) -> tuple[str, StateForm]:
+def block_list_by_calls(model: nn.Module, run: Callable[[], object]) -> tuple[str, StateForm]:
     """The path of the list that holds the blocks, and how they return their state. The model must
     be in eval mode.
 
-    Without a path it is the one list whose modules act in sequence and have weights in several
-    modules; of nested lists, the one with the most modules. Raises ConfigError, naming the lists,
-    if none or several fit.
+    It is the one list whose modules act in sequence and have weights in several modules; of nested
+    lists, the one with the most modules. Raises ConfigError, naming the lists, if none or several
+    fit.
     """
-    lists = _lists(model)
-    if path is not None and path not in lists:
-        raise ConfigError(
-            f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}"
-        )
-    if path is None:
-        candidates = lists
-    else:
-        candidates = {path: lists[path]}
-    calls = observed({part for blocks in candidates.values() for part in blocks}, run)
+    lists = module_lists(model)
+    calls = observed({part for blocks in lists.values() for part in blocks}, run)
     forms: dict[str, StateForm] = {}
     reasons: dict[str, str] = {}
-    for name, blocks in candidates.items():
+    for name, blocks in lists.items():
         form = _form(blocks, calls)
         if isinstance(form, StateForm):
             forms[name] = form
         else:
             reasons[name] = form
-    if path is not None:
-        if path not in forms:
-            raise ConfigError(f"blocks=: {path!r} is no sequence of blocks: {reasons[path]}")
-        return path, forms[path]
     # a block has at least two modules with a matrix
     fitting = {
         name: lists[name]
@@ -186,7 +182,7 @@ def _within_larger(name: str, part: Blocks, lists: Mapping[str, Blocks]) -> bool
     return False
 
 
-def _lists(model: nn.Module) -> dict[str, Blocks]:
+def module_lists(model: nn.Module) -> dict[str, Blocks]:
     """Lists of modules that may hold blocks, by path."""
     lists: dict[str, Blocks] = {}
     for name, part in model.named_modules():

@@ -8,6 +8,7 @@ not. Each f is N_out m(N_in x). A norm is found by what its operations compute (
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +22,18 @@ from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
-from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, SUMS, CallSite, Graph
+from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, SUMS, Graph
 from ctrans.interop.replay import NotReplayedError, Replayed
 from ctrans.interop.residual_scale import ScaledOutput, keeping
-from ctrans.interop.residual_stream import (
-    PASSED_ON,
-    SCALINGS,
-    Scaled,
-    StreamPart,
-    Sum,
-    reshaped,
-    summands,
-)
+from ctrans.interop.residual_stream import StreamPart
+from ctrans.interop.residual_sums import PASSED_ON, SCALINGS, Scaled, Sum, reshaped, summands
+from ctrans.interop.stream_map import MapOfOperations, MapOfPass
 from ctrans.interop.tolerances import same_where_finite
-from solvers import ConfigError
 
 if TYPE_CHECKING:
     from ctrans.interop.stream_adapter import StreamAdapter
 
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 ATTENTION = ("scaled_dot_product_attention", "attention")
 """Operations of an attention, even of one that reads no other token of its state."""
 MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
@@ -51,83 +46,13 @@ Samples = Sequence[tuple[Tensor, Tensor]]
 """States before a part of a model, and behind it."""
 
 
-class MapOfOperations(Replayed):
-    """f(x): the operations from the tensor `first` to the tensor `last`, for any state x (batch,
-    tokens, width).
-    """
-
-    label = "operations"
-    mixing = ""
-    """What mixes its tokens if no rows do."""
-
-    def __init__(
-        self, adapter: StreamAdapter, graph: Graph, first: int, last: int, offset: int | None
-    ):
-        super().__init__(graph, first, last, offset=offset)
-        self.adapter = adapter
-
-    def forward(self, x: Tensor) -> Tensor:
-        graph = self.adapter.graph_for(x)
-        first = self._number_in(graph, self.first)
-        last = self._number_in(graph, self.last)
-        order = [self._number_in(graph, n) for n in self.order]
-        own = self.adapter.own_form(x, graph.operations[first].output.shape)
-        self.rows = (x.shape[0], x.shape[1])
-        self.tokens_first = self.adapter.states_have_tokens_first
-        return self.adapter.rows_like(self._run(graph, order, {first: own}, last), x)
-
-    def _number_in(self, graph: Graph, n: int | None) -> int:
-        """The number in another pass of the operation that is number n in this one."""
-        assert n is not None
-        site = self.graph.operations[n].site
-        if site not in graph.numbers:
-            raise ConfigError(
-                f"{type(self.adapter.model).__name__} computes with other operations for these"
-                " inputs than for its example, as code does that looks at their shape, or at"
-                " whether a mask hides anything: give an example= of this shape, and make it the"
-                " same operations for every mask"
-            )
-        return graph.numbers[site]
-
-
-class MapOfPass(nn.Module):
-    """f(x): the model itself from the tensor `first` of its pass to the tensor `last`, where its
-    code decides by values what it does, as routed experts do.
-    """
-
-    label = "operations"
-    mixing = ""
-
-    def __init__(self, adapter: StreamAdapter, graph: Graph, first: int, last: int):
-        super().__init__()
-        self.adapter = adapter
-        reader = next(n for n, each in enumerate(graph.operations) if last in each.reads)
-        self.first = _site(graph, first)
-        # not where `last` itself is made: a loop may make it another number of times
-        self.reader = _site(graph, reader)
-        self.index = graph.operations[reader].reads.index(last)
-        inside = graph.after(first) & graph.before(last)
-        modules = [graph.operations[n].function for n in sorted(inside)]
-        self.parts = nn.ModuleList(part for part in modules if isinstance(part, nn.Module))
-        self.weights = nn.ParameterList(graph.weights(first, last))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.adapter.between(self.first, self.reader, self.index, x)
-
-
-def _site(graph: Graph, n: int) -> CallSite:
-    site = graph.operations[n].site
-    assert site is not None
-    return site
-
-
 @dataclasses.dataclass(frozen=True)
 class Term:
     """s * N_out m(N_in x), a term of a sum.
 
     - `start`: the operation that makes N_in x, or x
     - `end`: the one that makes the output of m
-    - `scale`: s, a number or a parameter for each channel
+    - `scale`: s, a number or a parameter of one or for each channel
     - `offset`: what makes an offset that is added to the output of m, None if there is none
     """
 
@@ -137,6 +62,23 @@ class Term:
     output_norm: AdaptedNorm | None
     scale: float | nn.Parameter
     offset: int | None = None
+
+
+def _scale_of(scaled: Scaled) -> float | nn.Parameter:
+    """What multiplies a term: a number that a weight may be now, or a parameter with a number for
+    each channel. Raises NotReplayedError for several that are no numbers.
+    """
+    numbers = [float(scale) for scale in scaled.scales if scale.numel() == 1]
+    if len(numbers) == len(scaled.scales):
+        product = scaled.factor * math.prod(numbers)
+        is_parameter = len(numbers) == 1 and isinstance(scaled.scales[0], nn.Parameter)
+        if product > 0 or not is_parameter or scaled.factor != 1:
+            return product
+    if len(scaled.scales) > 1 or scaled.factor != 1:
+        raise NotReplayedError("it scales its map several times")
+    (scale,) = scaled.scales
+    assert isinstance(scale, nn.Parameter), "other weights are numbers"
+    return scale
 
 
 NORMALISERS = (
@@ -312,11 +254,7 @@ class PartsReader:
     def _term(self, x: int, scaled: Scaled) -> Term:
         """The term of a sum whose state is x."""
         n = scaled.number
-        scale: float | nn.Parameter = scaled.factor
-        if scaled.scales:
-            if len(scaled.scales) > 1 or scale != 1:
-                raise NotReplayedError("it scales its map several times")
-            scale = scaled.scales[0]
+        scale = _scale_of(scaled)
         through, _ = self.graph.bottlenecks(x, n)
         inside = self.graph.after(x) & self.graph.before(n)
         products = [m for m in sorted(inside) if m != x and self._multiplies(m)]
@@ -395,6 +333,7 @@ class PartsReader:
             first = MapOfOperations(self.adapter, self.graph, term.start, term.end, term.offset)
         except NotReplayedError:
             first = MapOfPass(self.adapter, self.graph, term.start, term.end)
+        first.label = self._label(term)
         stages: list[nn.Module] = [first]
         length = 1.0
         if isinstance(term.scale, float) and term.scale > 0:
@@ -413,6 +352,19 @@ class PartsReader:
             return "ffn", chain, length
         first.mixing = self._mixing(term)
         return "attention", chain, length
+
+    def _label(self, term: Term) -> str:
+        """The class of the smallest module of the model that has the map's weights and no matrix of
+        another map.
+        """
+        weights = self.graph.weights(term.start, term.end)
+        of_all = {id(weight) for part in self.adapter.weights for weight in part}
+        holder = self.adapter.model.get_submodule(self.graph.path_around(weights))
+        others = of_all - set(map(id, weights))
+        is_shared = any(weight.dim() > 1 and id(weight) in others for weight in holder.parameters())
+        if is_shared or holder is self.adapter.model or isinstance(holder, CONTAINERS):
+            return MapOfOperations.label
+        return type(holder).__name__
 
     def _inside(self, term: Term) -> set[int]:
         return self.graph.after(term.start) & self.graph.before(term.end)

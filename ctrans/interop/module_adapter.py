@@ -1,10 +1,11 @@
-"""Any `nn.Module` around its blocks. It runs on an example input, which also serves as a
-placeholder where only the state's shape matters.
+"""Any `nn.Module` around its depth. It runs on an example input, which also serves as a placeholder
+where only the state's shape matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,23 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.depth import Depth
-from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import (
-    Call,
-    Running,
-    StateForm,
-    intercepted,
-    observed,
-    recorded_until,
-    tensors_in,
-    without_cache,
-)
-from ctrans.interop.block_run import token_axis_is_first
+from ctrans.interop.block_calls import observed, tensors_in
 from ctrans.interop.example_inputs import Example, fits, ids_checked, sequence_axes
-from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.gradient_check import check_gradients
 from ctrans.interop.hidden_tokens import like_padding, text_of, text_of_pass
 from ctrans.interop.model_adapter import ModelAdapter, tensor_in
 from ctrans.interop.recorded_calls import without_fast_path
@@ -41,17 +29,16 @@ Head = Callable[[Tensor], Any]
 
 
 class ModuleAdapter(ModelAdapter):
-    """A module of unknown kind. Its blocks, first state and output are found by running it on the
+    """A module of unknown kind. Its parts, first state and output are found by running it on the
     example.
 
     - `example`: an input, or keyword arguments of forward, whose first takes the place of tokens. A
       mapping that does not fit the signature is passed as the one argument
-    - `embed`, `head`: replace what the module computes before its blocks and after them
+    - `embed`, `head`: replace what the module computes before its first state and behind the last
     """
 
     family = "module"
     context = None
-    own_calls = (True,)
 
     def __init__(
         self,
@@ -98,13 +85,6 @@ class ModuleAdapter(ModelAdapter):
         else:
             self.vocabulary = self._vocabulary()
 
-    def _find(self) -> None:
-        """Finds its blocks and the axes of its states."""
-        self.blocks_path, self.form = block_list_by_calls(
-            self.model, lambda: self.run(self.example), self.anatomy.blocks
-        )
-        self._find_axes()
-
     def tensor(self, output: Any) -> Tensor | None:
         tensor = tensor_in(output)
         if tensor is not None and tensor.dim() > 1 and self.output_has_tokens_first:
@@ -117,9 +97,6 @@ class ModuleAdapter(ModelAdapter):
         with torch.no_grad():
             y = self.tensor(self.outputs(self._like.unsqueeze(0)))
         return y is not None and y.dim() == 3 and y.shape[-1] == self.vocabulary
-
-    def block_calls(self) -> list[Call]:
-        return [without_cache(call) for call in self._calls(self.example)]
 
     def run_like(self, x: Tensor) -> object:
         return self.run(self.shaped(x))
@@ -189,6 +166,24 @@ class ModuleAdapter(ModelAdapter):
                 return self.model(arguments)
             return self.model(**arguments)
 
+    @abstractmethod
+    def _find(self) -> None:
+        """Finds its parts, and the axes of its states and outputs."""
+
+    @abstractmethod
+    def _start(self, tokens: Tensor) -> Tensor:
+        """The first state for these inputs."""
+
+    @abstractmethod
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """The first state for these inputs. Raises ConfigError where the module computes otherwise
+        for them than for its example.
+        """
+
+    @abstractmethod
+    def _outputs(self, x: Tensor) -> Any:
+        """What the module returns if its last state is x."""
+
     def embed(self, tokens: Tensor) -> Tensor:
         axes = self.example.dim() - 1
         lead = tokens.shape[: tokens.dim() - axes]
@@ -200,28 +195,10 @@ class ModuleAdapter(ModelAdapter):
         # a copy: a view of learned latents would change with them, and need gradients as they do
         return x.reshape(*lead, *x.shape[1:]).clone()
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        calls = self._calls(tokens)
-        if not calls:
-            raise ConfigError(
-                f"{type(self.model).__name__} runs none of its blocks for these inputs, so they"
-                " have no states: give inputs that it reads as its example"
-            )
-        self._check_contexts(calls)
-        return calls[0].x
-
     def outputs(self, x: Tensor) -> Any:
         if self.own_head is not None:
             return self.own_head(x)
-        last = len(self.blocks()) - 1
-
-        def instead(i: int, call: Call) -> Tensor:
-            if i == last:
-                return x
-            return call.x
-
-        with intercepted(self.blocks(), instead, self.form):
-            return self.run(self.shaped(x))
+        return self._outputs(x)
 
     def shaped(self, x: Tensor) -> Tensor:
         """An input whose first state has the shape of x: rows of the example, cut or repeated to
@@ -250,21 +227,10 @@ class ModuleAdapter(ModelAdapter):
         )
 
     def check(self, depth: Depth) -> None:
-        """Raises ConfigError if the rebuilt states or the output differ from the module's, on the
-        example or on the reversed example.
-
-        They differ if blocks get arguments computed from the input, or if a head reads the input.
+        """Raises ConfigError if the rebuilt output differs from the module's on the example, as
+        where a head reads the input.
         """
-        for tokens in (self.example, self.example.flip(-1)):
-            self._check_states(depth, tokens)
-            self._check_output(depth, tokens)
-        if self.own_embed is None and self.own_head is None:
-            check_gradients(
-                self.model,
-                depth,
-                lambda: self.tensor(self.run(self.example)),
-                lambda: self.tensor(self.outputs(depth(self.embed(self.example)))),
-            )
+        self._check_output(depth, self.example)
         self.find_text(depth)
 
     def find_text(self, depth: Depth) -> None:
@@ -277,40 +243,6 @@ class ModuleAdapter(ModelAdapter):
             self.text = text_of_pass(lambda: self.run(self.example), self.example, depth, x0)
         if self.text is None:
             self.like_padding = like_padding(self.example, depth, x0)
-
-    def _check_states(self, depth: Depth, tokens: Tensor) -> None:
-        """Checks that the sublayers map each block's state to its output, and that this is the next
-        block's state.
-        """
-        blocks = self.blocks()
-        per_block = depth.per_block
-        with torch.no_grad():
-            calls = observed(blocks, lambda: self.run(tokens), copies=True)
-        before: Tensor | None = None
-        for i, block in enumerate(blocks):
-            ((state, output),) = calls[block]
-            x = self.form.turned(state)
-            y = self.form.read(output)
-            if before is not None and not torch.equal(x, before):
-                raise ConfigError(
-                    f"blocks=: {type(self.model).__name__} changes the state between block {i - 1}"
-                    f" and block {i}: make the change a part of a block"
-                )
-            before = y
-            rebuilt = x
-            for k in range(i * per_block, (i + 1) * per_block):
-                sublayer = depth.sublayers[k]
-                if tokens is self.example:
-                    _check_rows(i, sublayer, rebuilt)
-                rebuilt = sublayer.step(rebuilt, depth.lengths[k])
-            miss = difference(rebuilt, y)
-            if not miss <= tolerance(y.dtype):
-                raise ConfigError(
-                    f"blocks=: block {i} ({type(block).__name__}) returns another state than the"
-                    f" maps found in it (relative difference {miss:.1g}). It may limit large"
-                    " states, skip some tokens, or get an argument computed from the input, such"
-                    " as a padding mask: its maps must depend on the state alone"
-                )
 
     def _check_output(self, depth: Depth, tokens: Tensor) -> None:
         output = self.run(tokens)
@@ -325,7 +257,7 @@ class ModuleAdapter(ModelAdapter):
         if not miss <= tolerance(expected.dtype):
             raise ConfigError(
                 f"head=: the output of {type(self.model).__name__} does not depend on its last"
-                f" block's state alone (relative difference {miss:.1g}), as when a head reads the"
+                f" state alone (relative difference {miss:.1g}), as when a head reads the"
                 " input again: give head=, a function of that state"
             )
         pairs = zip(tensors_in(output), tensors_in(rebuilt_output), strict=False)
@@ -334,29 +266,6 @@ class ModuleAdapter(ModelAdapter):
                 continue
             if not difference(x.double(), y.double()) <= tolerance(expected.dtype):
                 self.apart = {*self.apart, i}
-
-    def _calls(self, tokens: Tensor) -> list[Call]:
-        """The calls that the module makes of its blocks for these inputs."""
-        blocks = self.blocks()
-        return recorded_until(blocks, len(blocks) - 1, lambda: self.run(tokens), self.form)
-
-    def _check_contexts(self, calls: Sequence[Call]) -> None:
-        """Raises ConfigError if blocks get arguments that differ from those for an example of the
-        same shape.
-        """
-        if not any(tensors_in(call.arguments_but_the_state) for call in calls):
-            return
-        for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
-            for name, value in call.arguments_but_the_state.items():
-                tensors = tensors_in(value)
-                expected = tensors_in(like.arguments_but_the_state.get(name))
-                if len(tensors) != len(expected) or not all(map(torch.equal, tensors, expected)):
-                    raise ConfigError(
-                        f"{type(self.model).__name__} gives its blocks another {name} for these"
-                        " inputs than for its example, as when it computes a padding mask from the"
-                        " tokens. Its maps are known only for the example's arguments: give"
-                        " similar inputs, such as inputs without padding"
-                    )
 
     def _vocabulary(self) -> int:
         """The number of rows of the embedding table that reads the example's ids; the largest if
@@ -384,28 +293,12 @@ class ModuleAdapter(ModelAdapter):
         tables_of_ids = certain or changing or reading
         return max((table.num_embeddings for table in tables_of_ids), default=0)
 
-    def _find_axes(self) -> None:
-        """Finds the order of the states' axes, by the axis along which the first block mixes; and
-        puts sequences first in the example.
-        """
-        block = self.blocks()[0]
-        calls = recorded_until([block], 0, lambda: self.run(self.example), self.form)
-        call = without_cache(calls[0])
-        with without_fast_path():
-            first = token_axis_is_first(Running(block, call, self.form), call.x)
-        self.form = StateForm(self.form.part, tokens_first=first)
-        if self.example.dim() > 1 and self._grown(0) != (1, 0) and self._grown(1) == (1, 0):
-            self.example = self.example.transpose(0, 1)
-            self.tokens_first = True
-        self._find_output_axes()
-
     def _find_output_axes(self) -> None:
         """Finds whether the module's output counts tokens before sequences: by the axis that grows
-        with another sequence. If that does not tell, it is as that of the states.
+        with another sequence.
         """
-        if not self.form.tokens_first and not self.tokens_first:
+        if not self.tokens_first:
             return
-        self.output_has_tokens_first = self.form.tokens_first
         try:
             with torch.no_grad(), self._trying():
                 before = tensor_in(self.run(self.example))
@@ -417,16 +310,6 @@ class ModuleAdapter(ModelAdapter):
         grown = [after.shape[axis] - before.shape[axis] for axis in (0, 1)]
         if grown in ([1, 0], [0, 1]):
             self.output_has_tokens_first = grown == [0, 1]
-
-    def _grown(self, axis: int) -> tuple[int, int] | None:
-        """By how much the sequences and tokens of the first state grow if the example grows by one
-        along that axis.
-        """
-        before = self._first_state(self.example)
-        after = self._first_state(torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis))
-        if before is None or after is None:
-            return None
-        return after.shape[0] - before.shape[0], after.shape[1] - before.shape[1]
 
     def _like_the_weights(self, value: Any) -> Any:
         floats = (weight for weight in self.model.parameters() if weight.is_floating_point())
@@ -469,25 +352,6 @@ class ModuleAdapter(ModelAdapter):
             yield
         finally:
             self._is_trying = before
-
-    def _start(self, tokens: Tensor) -> Tensor | None:
-        calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
-        if calls:
-            return calls[0].x
-        return None
-
-
-def _check_rows(block: int, sublayer: Sublayer, x: Tensor) -> None:
-    """Raises ConfigError unless the velocity has a row for each token, as it has not behind a norm
-    that returns one vector for all of them.
-    """
-    with torch.no_grad():
-        shape = tuple(sublayer.velocity(x).shape)
-    if shape != tuple(x.shape):
-        raise ConfigError(
-            f"blocks=: block {block} adds a tensor {shape} of its {sublayer.kind} to states"
-            f" {tuple(x.shape)}: its norms and maps must return one row for each token"
-        )
 
 
 def _are_sorted_as(x: Tensor, sorted_ids: Tensor) -> bool:

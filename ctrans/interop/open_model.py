@@ -54,11 +54,12 @@ def open_model(
     - `dt`: multiplies the length of each segment; 1 is the model
     - `on_demand`: reads a directory's weights when they are used. Default: if they take more than a
       quarter of this machine's memory (see `ctrans.dynamics.weights.on_demand`)
-    - `blocks`, `attention`, `ffn`: paths of attributes, from the module to its list of blocks, and
-      from a block to its attention and FFN (several modules act in sequence). By default they are
-      found by what they do in a forward pass
+    - `blocks`: the path of attributes from the module to the list of blocks that count. By default
+      all sums x + f(x) that follow one another in a forward pass count
+    - `attention`, `ffn`: paths from a block to its attention and FFN (several modules act in
+      sequence), which must be what was read
     - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, which replace what
-      the module does around its blocks
+      the module does before and behind the sums that count
     - `loss`: a name in `LOSS_NAMES`, or a function of the module's output and the targets
     - `example`: an input batch of the module (tokens, images, features), or the arguments of its
       forward: by keyword in a dict, or in a list in its order. The first argument is the input. The

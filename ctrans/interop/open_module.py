@@ -17,7 +17,6 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.hugging_face import from_transformers
 from ctrans.interop.imported import Imported
 from ctrans.interop.loss_names import Loss
-from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.opened import Opened, open_imported, open_probed
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.stream_adapter import StreamAdapter
@@ -57,20 +56,21 @@ def open_module(
         return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
     inputs = example
+    all_from_the_module = embed is None and head is None and example is None
+    of_transformers = all_from_the_module and _is_of_transformers(module)
 
     def imported() -> Imported:
         nonlocal inputs
         try:
-            all_from_the_module = embed is None and head is None and example is None
-            if all_from_the_module and _is_of_transformers(module):
+            if of_transformers:
                 inputs = example_of(module)
                 return from_transformers(module, dt=dt, anatomy=anatomy)
             if inputs is None:
                 inputs = _token_example(module)
-            adapter = ModuleAdapter(module, anatomy, inputs, embed, head)
+            adapter = StreamAdapter(module, anatomy, inputs, embed, head)
             return Imported(module, dt=dt, adapter=adapter)
         except FOREIGN_ERRORS as error:
-            if inputs is None or embed or head or anatomy != Anatomy():
+            if inputs is None or not of_transformers or anatomy != Anatomy():
                 raise
             return _by_its_sums(module, inputs, dt, error)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain, islice
@@ -301,7 +301,8 @@ class Graph:
             if isinstance(function, nn.Module):
                 reads += [self.number(weight) for weight in function.parameters()]
             args, kwargs = tree_map(self._as_made, arguments)
-            call = Operation(site, name, reads, output, function, args, kwargs)
+            changed = inputs[0] if name == "__setitem__" else output
+            call = Operation(site, name, reads, changed, function, args, kwargs)
             self._add(call, results)
             if changes_its_input(name):
                 self._write_through(site, inputs[0])
@@ -376,6 +377,20 @@ class Graph:
                 if number != first:
                     weights.update(dict.fromkeys(self._weights[number] or ()))
         return list(weights)
+
+    def path_around(self, weights: Sequence[Tensor]) -> str:
+        """The path of the smallest module that has all these weights of the model; "" for the model
+        itself.
+        """
+        paths = [self._paths.get(id(weight), "").split(".")[:-1] for weight in weights]
+        if not paths:
+            return ""
+        common = []
+        for steps in zip(*paths, strict=False):
+            if len(set(steps)) > 1 or steps[0] == "parametrizations":
+                break
+            common.append(steps[0])
+        return ".".join(common)
 
     def after(self, source: int, without: int | None = None) -> set[int]:
         """The source and the operations that see it, other than through `without`."""

@@ -33,8 +33,9 @@ from ctrans.interop.operations import (
     whole_modules,
 )
 from ctrans.interop.recorded_calls import without_fast_path
-from ctrans.interop.residual_stream import SCALINGS
+from ctrans.interop.residual_sums import SCALINGS
 from ctrans.interop.stream_adapter import StreamAdapter
+from ctrans.interop.transformers_adapter import TransformersAdapter
 
 CONTEXT = "what its blocks read beside the state"
 KINDS = {BEFORE: "the embedding", CONTEXT: "fixed", BEHIND: "the head"}
@@ -58,6 +59,7 @@ def outside_of(adapter: ModelAdapter) -> dict[str, str]:
     if isinstance(adapter, StreamAdapter):
         record = partial(_outside_of_stream, adapter)
     else:
+        assert isinstance(adapter, TransformersAdapter), "there are two kinds"
         record = partial(_outside_of_blocks, adapter)
     try:
         # autograd shows tensors that unseen code makes
@@ -90,7 +92,7 @@ def all_tracked(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad = False
 
 
-def _outside_of_blocks(adapter: ModelAdapter) -> dict[str, str]:
+def _outside_of_blocks(adapter: TransformersAdapter) -> dict[str, str]:
     """Each block returns its state unchanged, so that every such map is outside of them."""
     graph = Graph(adapter.model)
     states: list[Tensor] = []

@@ -15,220 +15,21 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Operation
+from ctrans.interop.operations import RESHAPES, SUMS, Graph
+from ctrans.interop.residual_sums import (
+    PASSED_ON,
+    SCALINGS,
+    Sum,
+    reshaped,
+    sum_at,
+    sums_among,
+)
 
-PASSED_ON = (*RESHAPES, "dropout", "clone", "type_as", "float", "to")
-"""Operations that pass on their input, in evaluation and in its dtype."""
-SCALINGS = ("mul", "mul_", "div", "div_")
 LERP = "lerp"
 AXES = 3
 """Of a state: sequences, tokens and channels."""
 FEWEST = 2
 """The fewest sums that make a stream."""
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A tensor times numbers and parameters: the operation that makes the tensor, and these.
-
-    `outer` is the operation that makes the product.
-    """
-
-    number: int
-    outer: int
-    factor: float = 1.0
-    scales: tuple[nn.Parameter, ...] = ()
-
-    def times(self, factor: float) -> Scaled:
-        return Scaled(self.number, self.outer, factor * self.factor, self.scales)
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Operation `y` = a x + the terms; a is `share`, and `x` is the operation that makes x.
-
-    `offset` is a term that parameters alone make, None if there is none.
-    """
-
-    x: int
-    y: int
-    share: float
-    terms: tuple[Scaled, ...]
-    offset: int | None = None
-
-
-def unscaled(graph: Graph, n: int) -> Scaled:
-    """What operation n multiplies by numbers and parameters, and these."""
-    chain = list(_factored(graph, n))
-    found = chain[0]
-    for product, inside in pairwise(chain):
-        if graph.operations[product.number].name in SCALINGS:  # also by 1
-            found = inside
-    return found
-
-
-def _factored(graph: Graph, n: int) -> Iterator[Scaled]:
-    """Operation n as itself, as a factor times what it multiplies, and so on."""
-    outer = n
-    factor = 1.0
-    scales: tuple[nn.Parameter, ...] = ()
-    yield Scaled(n, outer)
-    while True:
-        operation = graph.operations[n]
-        if operation.name in PASSED_ON and len(operation.reads) == 1:
-            n = operation.reads[0]
-        elif operation.name in SCALINGS and len(operation.args) == 2 and not operation.kwargs:
-            made = [each.number for each in operation.args if isinstance(each, Made)]
-            states = [number for number in made if not graph.is_of_weights(number)]
-            if len(states) != 1:
-                return
-            other = _factor(graph, operation, states[0])
-            if isinstance(other, nn.Parameter):
-                scales = (*scales, other)
-            elif other is not None:
-                factor *= other
-            else:
-                return
-            n = states[0]
-        else:
-            return
-        if graph.operations[n].site is None:
-            return
-        yield Scaled(n, outer, factor, scales)
-
-
-def _factor(graph: Graph, operation: Operation, state: int) -> float | nn.Parameter | None:
-    """What the operation multiplies the state by; None if that is neither a number nor a parameter
-    for all channels or for each.
-    """
-    inverse = operation.name.startswith("div")
-    others = [each for each in operation.args if each != Made(state)]
-    if len(others) != 1 or (inverse and operation.args[0] != Made(state)):
-        return None
-    (other,) = others
-    if isinstance(other, (int, float)):
-        return 1 / other if inverse else float(other)
-    if not isinstance(other, Made) or inverse:
-        return None
-    parameter = graph.operations[other.number].output
-    width = operation.shape[-1] if operation.shape else 1
-    if isinstance(parameter, nn.Parameter) and parameter.numel() in (1, width):
-        return parameter
-    return None
-
-
-def _operands(graph: Graph, term: Scaled) -> list[Scaled] | None:
-    """The operands of a sum, scaled as it is; None if it is no sum."""
-    operation = graph.operations[term.number]
-    if term.scales or operation.name not in SUMS or len(operation.args) != 2:
-        return None
-    alpha = float((operation.kwargs or {}).get("alpha", 1))
-    if operation.name.startswith("sub"):
-        alpha = -alpha
-    signs = (1.0, alpha)
-    operands = []
-    for each, sign in zip(operation.args, signs, strict=True):
-        if isinstance(each, Made):
-            operands.append(unscaled(graph, each.number).times(sign * term.factor))
-        elif each != 0:
-            return None
-    return operands
-
-
-def sum_at(graph: Graph, n: int) -> Sum | None:
-    """Operation n as a residual sum: one term x is seen by all others through products of matrices.
-    None if it is none.
-    """
-    terms = _operands(graph, Scaled(n, n))
-    shape = graph.operations[n].shape
-    if terms is None or shape is None or len(terms) < 2:
-        return None
-    while True:
-        x = _state_among(graph, terms, n)
-        if x is not None:
-            others = [term for term in terms if term.outer != x.outer]
-            offsets = [term.outer for term in others if _is_offset(graph, term.outer, n)]
-            others = [term for term in others if term.outer not in offsets]
-            first = graph.operations[x.number].shape
-            if x.scales or first is None or x.factor <= 0 or not others or len(offsets) > 1:
-                return None
-            if first.numel() != shape.numel() or first[-1] != shape[-1]:
-                return None
-            return Sum(x.number, n, x.factor, tuple(others), *offsets)
-        opened = max(
-            (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
-            key=lambda i: terms[i].number,
-            default=None,
-        )
-        if opened is None:
-            return None
-        beside = [term.number for i, term in enumerate(terms) if i != opened]
-        if any(terms[opened].number in graph.before(other) for other in beside):
-            return None  # the sum is a state that another term sees, such as x - mean(x)
-        terms[opened : opened + 1] = _operands(graph, terms[opened]) or []
-
-
-def summands(graph: Graph, term: Scaled) -> list[Scaled]:
-    """The two operands of a term that is a sum of two products of matrices, as attention and FFN in
-    parallel; otherwise the term alone.
-    """
-    operands = _operands(graph, term)
-    if operands is None or len(operands) != 2:
-        return [term]
-    if any(graph.is_of_weights(each.number) for each in operands):
-        return [term]
-    return operands
-
-
-def _is_offset(graph: Graph, term: int, n: int) -> bool:
-    """Whether a term of the sum n is an offset of its channels, that parameters alone make."""
-    size = (graph.operations[term].shape or torch.Size([1])).numel()
-    return (
-        graph.is_of_weights(term) and size < (graph.operations[n].shape or torch.Size([1])).numel()
-    )
-
-
-def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
-    """The term of the sum n that all others see through products of matrices; offsets aside."""
-    states = [term for term in terms if not _is_offset(graph, term.outer, n)]
-    if len(states) < 2:
-        return None
-    first = min(states, key=lambda term: term.number)
-    others = [term.number for term in states if term is not first]
-    for x in _factored(graph, first.outer):
-        if graph.operations[x.number].site is None:
-            continue
-        if all(n in graph.products_of(x.number, n + 1) for n in others):
-            if any(_is_a_state(graph, n) for n in others):
-                return None
-            whole = unscaled(graph, first.outer).factor
-            if whole == 0:
-                return None
-            return x.times(first.factor / whole)
-    return None
-
-
-def _is_a_state(graph: Graph, n: int) -> bool:
-    """Whether operation n is a later state of a stream, as in a sum of it and the first state. A
-    map may also end in a sum, but that begins with a product of matrices.
-    """
-    begins = sum_at(graph, n)
-    if begins is None:
-        return False
-    while begins is not None:
-        n = begins.x
-        begins = sum_at(graph, n)
-    return not _is_product(graph, n)
-
-
-def _is_product(graph: Graph, n: int) -> bool:
-    """Whether operation n is a product of matrices, alone or with an offset."""
-    n = unscaled(graph, n).number
-    operation = graph.operations[n]
-    if operation.name in SUMS:
-        states = [number for number in operation.reads if not graph.is_of_weights(number)]
-        return len(states) == 1 and _is_product(graph, states[0])
-    return any(word in operation.name for word in PRODUCTS)
 
 
 @dataclass(frozen=True)
@@ -244,15 +45,34 @@ class StreamPart:
 
 
 def steps_of_the_stream(
-    graph: Graph, sink: int, is_norm: Callable[[int, int], bool]
+    graph: Graph,
+    sink: int,
+    is_norm: Callable[[int, int], bool],
+    source: int | None = None,
 ) -> list[StreamPart]:
     """The parts that follow one another up to the sink: each sum, with a norm behind it if
-    is_norm(its number, the next state's) says so; and what else is between sums.
+    is_norm(its number, the next state's) says so; and what else is between sums. With a `source`,
+    only those that begin with it or behind it.
     """
-    sums = _sums(graph, sink)
     steps: list[StreamPart] = []
+    if source is None:
+        sums = _sums(graph, sink)
+    else:
+        behind = graph.after(source)
+        among = _chain(graph, graph.before(sink) & behind)
+        sums = _of_commonest_size(graph, [each for each in among if each.x in behind])
+        if not sums:
+            return []
     if not sums:
-        return _through_bottlenecks(graph, _gated(graph, sink, is_norm), sink)
+        steps = _gated(graph, sink, is_norm)
+        if steps:
+            return _through_bottlenecks(graph, steps, sink)
+        # code that torch does not show may be before the first sum, or behind the last one
+        sums = _of_commonest_size(graph, _chain(graph, set(range(len(graph.operations)))))
+        if not sums:
+            return []
+        if sums[-1].y not in graph.before(sink):
+            sink = sums[-1].y
     for each, then in zip(sums, [*sums[1:], None], strict=True):
         first = _in_its_shape(graph, each.x, sums)
         if steps:
@@ -270,8 +90,11 @@ def steps_of_the_stream(
             if any(is_norm(one.y, other.x) for one, other in pairwise(sums)):
                 end = _last_norm(graph, end, then.x, is_norm)  # coordinates may follow it
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
+    before = _gated_before(graph, steps[0].first)
+    if source is not None:
+        before = [part for part in before if part.first in graph.after(source)]
     steps = [
-        *_gated_before(graph, steps[0].first),
+        *before,
         *steps,
         *_gated_after(graph, steps[-1].last, sink),
     ]
@@ -412,18 +235,23 @@ def _in_its_shape(graph: Graph, n: int, sums: Sequence[Sum]) -> int:
     return n
 
 
-def reshaped(graph: Graph, n: int) -> list[int]:
-    """Operation n and those before it of which it is a reshaped output, latest first."""
-    found = [n]
-    while graph.operations[n].name in RESHAPES:
-        n = graph.operations[n].reads[0]
-        if graph.operations[n].site is None:
-            break
-        found.append(n)
-    return found
+def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str, ...]:
+    """What is said of the model beside its parts."""
+    notes = []
+    others = _other_sums(graph, sink, steps)
+    if others:
+        names = list(dict.fromkeys(filter(None, (others[0], others[-1]))))
+        where = f" ({' .. '.join(names)})" if names else ""
+        notes.append(
+            f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not examined"
+            f" by themselves{where}"
+        )
+    if any(operation.name == "batch_norm" for operation in graph.operations):
+        notes.append("it has batch norms, each of which is a scale and an offset in evaluation")
+    return tuple(notes)
 
 
-def other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[str]:
+def _other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[str]:
     """The residual sums that the sink sees and which are in none of the parts, or inside of one:
     the name of the first module whose weights each reads.
     """
@@ -447,12 +275,6 @@ def _first_module(graph: Graph, n: int) -> str:
     return ""
 
 
-def sums_among(graph: Graph, operations: set[int]) -> set[int]:
-    """Those of the operations that are residual sums."""
-    candidates = (n for n in operations if graph.operations[n].name in SUMS)
-    return {n for n in candidates if sum_at(graph, n) is not None}
-
-
 def _sums(graph: Graph, sink: int) -> list[Sum]:
     """The residual sums of the stream, of the commonest size. A stream that begins with the model's
     first input comes before one that only reads it, such as a decoder.
@@ -468,14 +290,20 @@ def _sums(graph: Graph, sink: int) -> list[Sum]:
         else:
             found = _chain(graph, graph.before(sink))
 
+    return _of_commonest_size(graph, found)
+
+
+def _of_commonest_size(graph: Graph, sums: list[Sum]) -> list[Sum]:
+    """The sums of the commonest size."""
+
     def size(each: Sum) -> tuple[int, int]:
         shape = graph.operations[each.y].shape or torch.Size([1])
         return shape.numel(), shape[-1]
 
-    if not found:
+    if not sums:
         return []
-    commonest = Counter(map(size, found)).most_common(1)[0][0]
-    return [each for each in found if size(each) == commonest]
+    commonest = Counter(map(size, sums)).most_common(1)[0][0]
+    return [each for each in sums if size(each) == commonest]
 
 
 def _chain(graph: Graph, among: set[int]) -> list[Sum]:

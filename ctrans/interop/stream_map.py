@@ -1,5 +1,5 @@
-"""A part of a residual stream that is none of the known parts: the module itself, from state to
-state.
+"""The maps of a residual stream: operations that are run again, the model's own pass between two of
+them, and the module itself from state to state, where a part is none of the known parts.
 """
 
 from __future__ import annotations
@@ -7,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from ctrans.base.shapes import TokenRows
 from ctrans.interop.attention_in_model import reference_kernel
+from ctrans.interop.operations import CallSite, Graph
+from ctrans.interop.replay import Replayed
+from solvers import ConfigError
 
 if TYPE_CHECKING:
     from ctrans.interop.stream_adapter import StreamAdapter
@@ -41,3 +44,73 @@ class StreamMap(nn.Module):
         with reference_kernel(self):
             _, after = self.adapter.passed(self.adapter.shaped(flat), {self.k: flat}, self.k + 1)
         return (after - flat).reshape(x.shape)
+
+
+class MapOfOperations(Replayed):
+    """f(x): the operations from the tensor `first` to the tensor `last`, for any state x (batch,
+    tokens, width).
+    """
+
+    label = "operations"
+    mixing = ""
+    """What mixes its tokens if no rows do."""
+
+    def __init__(
+        self, adapter: StreamAdapter, graph: Graph, first: int, last: int, offset: int | None
+    ):
+        super().__init__(graph, first, last, offset=offset)
+        self.adapter = adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = self.adapter.graph_for(x)
+        first = self._number_in(graph, self.first)
+        last = self._number_in(graph, self.last)
+        order = [self._number_in(graph, n) for n in self.order]
+        own = self.adapter.axes.own_form(x, graph.operations[first].output.shape)
+        self.rows = (x.shape[0], x.shape[1])
+        self.tokens_first = self.adapter.axes.tokens_first
+        return self.adapter.axes.rows_like(self._run(graph, order, {first: own}, last), x)
+
+    def _number_in(self, graph: Graph, n: int | None) -> int:
+        """The number in another pass of the operation that is number n in this one."""
+        assert n is not None
+        site = self.graph.operations[n].site
+        if site not in graph.numbers:
+            raise ConfigError(
+                f"{type(self.adapter.model).__name__} computes with other operations for these"
+                " inputs than for its example, as code does that looks at their shape, or at"
+                " whether a mask hides anything: give an example= of this shape, and make it the"
+                " same operations for every mask"
+            )
+        return graph.numbers[site]
+
+
+class MapOfPass(nn.Module):
+    """f(x): the model itself from the tensor `first` of its pass to the tensor `last`, where its
+    code decides by values what it does, as routed experts do.
+    """
+
+    label = "operations"
+    mixing = ""
+
+    def __init__(self, adapter: StreamAdapter, graph: Graph, first: int, last: int):
+        super().__init__()
+        self.adapter = adapter
+        reader = next(n for n, each in enumerate(graph.operations) if last in each.reads)
+        self.first = _site(graph, first)
+        # not where `last` itself is made: a loop may make it another number of times
+        self.reader = _site(graph, reader)
+        self.index = graph.operations[reader].reads.index(last)
+        inside = graph.after(first) & graph.before(last)
+        modules = [graph.operations[n].function for n in sorted(inside)]
+        self.parts = nn.ModuleList(part for part in modules if isinstance(part, nn.Module))
+        self.weights = nn.ParameterList(graph.weights(first, last))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.adapter.between(self.first, self.reader, self.index, x)
+
+
+def _site(graph: Graph, n: int) -> CallSite:
+    site = graph.operations[n].site
+    assert site is not None
+    return site

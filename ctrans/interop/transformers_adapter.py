@@ -7,25 +7,52 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ctrans.base.as_found import as_found
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
-from ctrans.interop.block_calls import Call, intercepted, recorded, recorded_until
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.attention_rows import IMPLEMENTATION
+from ctrans.interop.block_calls import (
+    Call,
+    StateForm,
+    intercepted,
+    recorded,
+    recorded_until,
+)
+from ctrans.interop.block_structure import Structure, alike, make_of
 from ctrans.interop.example_inputs import example_of, main_input, reads_tokens, stand_in
-from ctrans.interop.find_blocks import block_list_by_calls, block_list_by_name, form_of_blocks
-from ctrans.interop.model_adapter import ModelAdapter
+from ctrans.interop.find_blocks import (
+    block_list_by_calls,
+    block_list_by_name,
+    blocks_at,
+    form_of_blocks,
+)
+from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter, tensor_in
+from ctrans.interop.recognise import recognise
+from ctrans.interop.recorded_calls import watched, without_fast_path
 from solvers import ConfigError
+
+OWN_CALLS = (False, True)
+"""How the parts of its blocks are found, as in `recognise`."""
 
 
 class TransformersAdapter(ModelAdapter):
     """A model of `transformers`. The parts of its blocks are found by name, or by what they do."""
 
-    own_calls = (False, True)
+    blocks_path: str
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy):
+        super().__init__(model, anatomy)
+        self.form = StateForm()
+        self._called: tuple[str | None, ...] = ()
+        self._contexts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
 
     def predicts(self) -> bool:
         return self.model.get_output_embeddings() is not None
 
     def block_calls(self) -> list[Call]:
+        """The call that the model makes of each block for the example."""
         self._find_blocks()
         calls = recorded(self.blocks(), self._run, self.form)
         config = self.model.config
@@ -51,7 +78,7 @@ class TransformersAdapter(ModelAdapter):
             if self.anatomy.blocks is not None:
                 raise
             try:
-                self.blocks_path, self.form = block_list_by_calls(self.model, self._run, None)
+                self.blocks_path, self.form = block_list_by_calls(self.model, self._run)
             except ConfigError:
                 raise by_name from None
             return
@@ -92,3 +119,110 @@ class TransformersAdapter(ModelAdapter):
             return self.model(
                 **stand_in(self.model, x.detach()), **self.padding_for(x), return_dict=True
             )
+
+    def blocks(self) -> list[nn.Module]:
+        """The blocks that the model has now."""
+        return blocks_at(self.model, self.blocks_path)
+
+    def tensor(self, output: Any) -> Tensor | None:
+        tensor = tensor_in(output)
+        if tensor is not None and tensor.dim() > 1:
+            return self.form.turned(tensor)
+        return tensor
+
+    def structures(self) -> tuple[list[Structure], Tensor]:
+        """The structure of each block, and the state (batch, tokens, width) of the example before
+        the first block.
+        """
+        structures: list[Structure] = []
+        recognised: dict[object, tuple[nn.Module, Structure]] = {}
+        with without_fast_path():
+            calls = self.block_calls()
+            # running a block on demand is slow: only the first of each build
+            every_block = not has_weights_on_demand(self.model)
+            for i, (block, call) in enumerate(zip(self.blocks(), calls, strict=True)):
+                key: object
+                if every_block:
+                    key = i
+                else:
+                    key = make_of(block)
+                if key in recognised:
+                    structures.append(alike(*recognised[key], block, self.anatomy))
+                    continue
+                try:
+                    structure = recognise(block, call, self.anatomy, self.form, OWN_CALLS)
+                except ConfigError as error:
+                    if i == 0:
+                        raise error from None
+                    raise ConfigError(
+                        f"block {i} differs from the blocks before it: {error}"
+                    ) from None
+                structures.append(structure)
+                recognised[key] = block, structure
+        self._called = tuple(
+            _path_of(structure.called, block)
+            for block, structure in zip(self.blocks(), structures, strict=True)
+        )
+        self.tokens = calls[0].x.shape[-2]
+        self._like = torch.zeros_like(calls[0].x[0])
+        return structures, calls[0].x
+
+    def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
+        """What the model gives that block besides its state x (batch, tokens, width), such as masks
+        and rotary embeddings: keyword arguments of its attention.
+        """
+        # kernels get different masks
+        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)
+        key = (x.shape, x.dtype, x.device, kernel, self.padding)
+        if key not in self._contexts:
+            contexts = self._contexts_for(x)
+            if len(self._contexts) == REMEMBERED:
+                oldest = next(iter(self._contexts))
+                del self._contexts[oldest]
+            self._contexts[key] = contexts
+        return self._contexts[key][block]
+
+    def forget(self) -> None:
+        """Clears the cache of contexts; call it after the weights change."""
+        self._contexts.clear()
+
+    def _contexts_for(self, x: Tensor) -> list[dict[str, Any]]:
+        """The context of each block: the call of the module that its structure names, or the
+        arguments of the block itself.
+        """
+        blocks = self.blocks()
+        called = {
+            i: block.get_submodule(path)
+            for i, (block, path) in enumerate(zip(blocks, self._called, strict=True))
+            if path
+        }
+        contexts: list[dict[str, Any]] = [{} for _ in blocks]
+        with as_found(self.model), torch.no_grad():
+            if called:
+                with watched({str(i): part for i, part in called.items()}) as calls:
+                    self.run_like(x)
+                for call in calls:
+                    contexts[int(call.path)] = {"call": call.template.alone(call.x)}
+            if len(called) < len(blocks):
+                block_calls = recorded_until(
+                    blocks, len(blocks) - 1, lambda: self.run_like(x), self.form
+                )
+                contexts = [
+                    context or call.context
+                    for context, call in zip(contexts, block_calls, strict=True)
+                ]
+        return contexts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
+        adapter = super().__deepcopy__(memo)
+        if adapter is not self and isinstance(adapter, TransformersAdapter):
+            adapter._contexts = {}
+        return adapter
+
+
+def _path_of(module: nn.Module | None, block: nn.Module) -> str | None:
+    """The module's path in the block; None for no module, or one elsewhere."""
+    paths = [path for path, part in block.named_modules() if part is module]
+    if paths:
+        return str(paths[0])
+    return None

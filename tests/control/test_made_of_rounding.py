@@ -248,7 +248,7 @@ def test_nothing_is_said_where_a_far_weight_acts_past_the_states():
     opened = open_model(module, example=text[:, :-1], loss="next")
     check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
     assert check.training_threshold is None
-    assert "with other weights of the blocks" in check.no_threshold
+    assert "with other weights of its parts" in check.no_threshold
 
 
 def test_a_map_of_our_own_with_one_matrix_for_two_is_named():

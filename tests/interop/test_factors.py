@@ -2,6 +2,7 @@
 was read, at any size of them.
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -164,7 +165,7 @@ class StateClipped(Block):
 
 
 class ScaledInput(Block):
-    """With biases of 0 it looks like a residual scale."""
+    """A factor before the second map."""
 
     def __init__(self):
         super().__init__(ffn=FeedForward(bias=True))
@@ -446,15 +447,12 @@ UNLIKE = {
         for kind in (Equalised, Clipped, Masked, Spectral, Pruned, LowRank)
         for where in ("values", "units")
     },
-    "long text": lambda: Block(attention=LongText()),
     "attention clipped": lambda: Block(attention=AttentionClipped(), ffn=large_ffn()),
     "output clipped": lambda: Block(ffn=OutputClipped()),
     "hidden clipped": lambda: Block(ffn=HiddenClipped()),
     "clipped far away": lambda: Block(ffn=ClippedFarAway()),
-    "scaled input": ScaledInput,
     "hooked": hooked,
     "scale by output": lambda: Block(ffn=FeedForward(ColumnScale)),
-    "one more matrix": lambda: Block(ffn=Mixed()),
     "a convolution": lambda: Block(ffn=Convolved()),
     "a gain by token": lambda: Block(ffn=TokenGain()),
     "positions before the norm": PositionsBeforeTheNorm,
@@ -496,9 +494,54 @@ def test_a_model_that_computes_with_other_weights_has_none(name):
     assert found.no_threshold
 
 
-def test_a_state_that_is_clipped_has_no_verdict():
-    with pytest.raises(Exception, match="its output does not grow with its weights"):
-        checked(StateClipped)
+def test_a_map_of_three_matrices_has_no_number():
+    found = checked(lambda: Block(ffn=Mixed()))
+    assert found.training_threshold.upper == math.inf
+    assert found.verdict == "open"
+    assert list(found.missing) == ["segment 1 (ffn)"]
+
+
+def test_other_values_for_a_longer_text_are_refused():
+    with pytest.raises(ConfigError, match="8 tokens otherwise than for its example"):
+        checked(lambda: Block(attention=LongText()))
+
+
+class NormOfGains(ScaledInput):
+    """The same numbers as gains of its norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.n2 = nn.LayerNorm(WIDTH, bias=False)
+        self.n2.weight.data.fill_(0.02)
+
+    def forward(self, x):
+        x = x + 0.02 * self.attention(self.n1(x))
+        return x + self.ffn(self.n2(x))
+
+
+def test_a_factor_before_a_map_is_that_of_its_norm():
+    """With biases of 0 it looks like a residual scale, and is none."""
+    scaled = checked(ScaledInput)
+    gained = checked(NormOfGains)
+    assert scaled.held == ("biases",)
+    assert gained.held == ("biases", "gains")
+    for end in ("lower", "upper"):
+        found, expected = (getattr(each.training_threshold, end) for each in (scaled, gained))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+class TwoClipped(Model):
+    def __init__(self):
+        super().__init__(StateClipped())
+        self.blocks.append(StateClipped())
+
+
+def test_a_state_that_is_clipped_is_a_part_of_its_own():
+    """It bounds the maps before it; one behind the last state is in the head."""
+    found = checked(TwoClipped)
+    assert found.missing["segment 1 (ffn)"] == "its output does not grow with its weights"
+    assert "no single sum" in found.missing["segment 2 (part)"]
+    assert (found.verdict, found.training_threshold) == ("open", None)
 
 
 GIVEN = ["a map", "a frozen map", "a matrix", "computed", "a list", "an attribute"]
@@ -510,7 +553,7 @@ def test_a_matrix_outside_of_a_block_leaves_no_number(given):
     found = checked(lambda: OfModel(given))
     assert found.training_threshold is None
     assert found.verdict == "open"
-    assert "a matrix outside of the block that its output depends on" in found.no_threshold
+    assert "several segments use the same weights" in found.no_threshold
 
 
 def test_a_gain_outside_of_a_block_is_held_fixed():
@@ -562,7 +605,7 @@ def test_a_learnt_scale_is_a_further_factor():
 
 def test_a_block_whose_output_norm_is_passed_by_has_no_verdict():
     """At the present weights it looks well-posed: f/1000 shows at large ones."""
-    with pytest.raises(ConfigError, match="the block computes something else than its maps do"):
+    with pytest.raises(ConfigError, match="a map in parallel has a norm of its output"):
         checked(SkipAroundTheNorm)
 
 

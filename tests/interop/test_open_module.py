@@ -527,4 +527,3 @@ def test_a_block_whose_residual_sum_is_missing_is_named():
     opened = ctrans.open_model(Forgetful())
     assert opened.config.placement == "pre, unknown"
     assert "part: it is no single sum x + f(x)" in opened.described
-    assert "block 1 differs from the blocks before it" in opened.described

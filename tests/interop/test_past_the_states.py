@@ -1,4 +1,4 @@
-"""What a block keeps for code behind it is found, also where it changes nothing to first order."""
+"""What a part keeps for code behind it is found, also where it changes nothing to first order."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch import nn
 from ctrans.control.model_check import check_model
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.past_the_states import WAY, past_the_states
+from solvers import ConfigError
 from tests.interop.models import FAMILIES, made
 from tests.interop.test_factors import TOKENS, VOCABULARY, WIDTH, Block, Model
 
@@ -23,6 +24,7 @@ class Keeping(Block):
         x = x + self.n3(self.attention(self.n1(x)))
         made_by_ffn = self.ffn(self.n2(x))
         self.kept = made_by_ffn.detach()
+        self.kept_unseen = torch.func.vmap(torch.clone)(self.kept)  # torch's functions do not show
         return x + self.n4(made_by_ffn)
 
 
@@ -61,16 +63,40 @@ def first_matrix(model, x):
     return (x @ model.blocks[0].ffn.up.weight.mT).relu().sum(-1, keepdim=True)
 
 
-WAYS = {
+def first_matrix_unseen(model, x):
+    return torch.func.vmap(lambda row: first_matrix(model, row))(x)
+
+
+SEEN = {
     "in proportion": lambda model, x: model.blocks[0].kept,
     "squared change": lambda model, x: (model.blocks[0].kept - model.first_kept) ** 2,
     "only if large": lambda model, x: (model.blocks[0].kept.abs() - 5).relu(),
-    "its matrix": first_matrix,
+}
+WAYS = {
+    "only if large": lambda model, x: (model.blocks[0].kept_unseen.abs() - 5).relu(),
+    "its matrix": first_matrix_unseen,
 }
 NO_WAYS = {
     "nothing": lambda model, x: 0.0,
-    "times 0": lambda model, x: 0.0 * model.blocks[0].kept.tanh(),
+    "times 0": lambda model, x: 0.0 * model.blocks[0].kept_unseen.tanh(),
 }
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_way_that_torchs_functions_show_is_inside_of_the_last_part(name):
+    model = opened(SEEN[name])
+    assert [sublayer.kind for sublayer in model.depth.sublayers] == ["attention", "part"]
+    assert past_the_states(model.adapter) == {}
+
+
+def test_a_matrix_that_is_used_once_more_is_in_a_part_that_is_not_read():
+    model = opened(first_matrix)
+    assert [sublayer.kind for sublayer in model.depth.sublayers] == ["attention", "ffn", "part"]
+
+
+def test_a_way_that_is_open_at_once_is_refused():
+    with pytest.raises(ConfigError, match="through the states of its residual stream alone"):
+        opened(lambda model, x: model.blocks[0].kept_unseen)
 
 
 @pytest.mark.parametrize("name", [*WAYS, *NO_WAYS])
@@ -87,7 +113,7 @@ def test_a_way_past_the_states_is_found(name):
 def test_a_verdict_is_open_and_no_penalty_is_proven_with_a_way_past_the_states():
     tokens, targets = text()
     whole = check_model(opened(NO_WAYS["nothing"]), tokens, targets)
-    part = check_model(opened(WAYS["squared change"]), tokens, targets)
+    part = check_model(opened(WAYS["only if large"]), tokens, targets)
 
     assert whole.step_verdict.startswith("well-posed")
     assert part.step_verdict == "open"

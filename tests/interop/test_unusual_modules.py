@@ -101,11 +101,15 @@ def test_states_and_output_are_the_modules_own(name):
     expected, output = own_states(module, plain)
     with torch.no_grad():
         states = opened.trajectory(main).states
-        assert len(states) == 2 * len(expected) + 1
+        before = 1 if name == "perceiver" else 0  # its latents read the input first
+        assert len(states) == before + 2 * len(expected) + 1
+        states = states[before:]
         for own, state in zip(expected, states[2::2], strict=True):
             assert torch.equal(own, state)
-        assert torch.equal(opened.head(states[-1]), output)
-    assert (opened.causal, opened.model.config.placement) == (causal, "pre")
+        # the sum of a mean over tokens depends on the order of the state's numbers in memory
+        assert torch.allclose(opened.head(states[-1]), output, rtol=1e-6, atol=1e-6)
+    placement = "none, pre" if before else "pre"
+    assert (opened.causal, opened.model.config.placement) == (causal, placement)
 
 
 @pytest.mark.cases(1)

@@ -288,7 +288,7 @@ class SkipsItsBlocks(Model):
 def test_inputs_for_which_no_block_runs_have_no_states():
     ids, targets = batch()
     opened = open_model(SkipsItsBlocks(), example=ids)
-    with pytest.raises(ConfigError, match="runs none of its blocks for these inputs"):
+    with pytest.raises(ConfigError, match="does not see these inputs through the states"):
         opened.embed(torch.zeros_like(ids))
     with pytest.raises(ConfigError, match=r"the targets are of torch\.float32: give a tensor of"):
         opened(ids, targets.float())

@@ -162,13 +162,16 @@ class PassHooks:
         at = -1
         calls = 0
 
-        def begin(*_: object) -> None:
+        def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal at, calls
             calls += 1
             if calls == 1 and self._measures and not traced():  # a model may call itself
                 at = -1
                 self._modes.enter_context(scores_seen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
+                x = state_in((*args, *kwargs.values()))
+                if stream.begins_with_its_input and x is not None:
+                    met(0, x)
 
         def scored(scores: SeenScores) -> None:
             if 0 <= at < count:
@@ -193,7 +196,9 @@ class PassHooks:
                     " (checkpoints)"
                 )
 
-        self.hooks.callback(self.sites.root.register_forward_pre_hook(Hook(begin)).remove)
+        self.hooks.callback(
+            self.sites.root.register_forward_pre_hook(Hook(begin), with_kwargs=True).remove
+        )
         self.hooks.callback(
             self.sites.root.register_forward_hook(Hook(end), always_call=True).remove
         )
@@ -230,7 +235,7 @@ class PassHooks:
 
     def _met(self, stream: StreamAdapter, k: int, state: Tensor) -> None:
         """Measures X_k of a model that is read by its sums."""
-        x = stream.rows(state.detach())
+        x = stream.axes.rows(state.detach())
         if k and self._last is not None and self._lacks("velocity", k - 1):
             site = self.sites.by_depth[k - 1]
             self._moved(site, (x - self._last) / site.length)

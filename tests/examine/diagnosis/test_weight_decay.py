@@ -61,7 +61,7 @@ FOREIGN = {
         lambda: Model(Block(ffn=FeedForward(Normalised))),
         "does not compute W x",
     ),
-    "a matrix outside": (lambda: OfModel("a map"), "a matrix outside of the block"),
+    "a matrix of two maps": (lambda: OfModel("a map"), "several segments use the same weights"),
 }
 
 

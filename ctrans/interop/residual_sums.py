@@ -1,0 +1,241 @@
+"""Residual sums in the graph of a forward pass: y = a x + s_1 f_1(x) + s_2 f_2(x) .., where all f
+see x through products of matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Operation
+
+PASSED_ON = (*RESHAPES, "dropout", "clone", "type_as", "float", "to")
+"""Operations that pass on their input, in evaluation and in its dtype."""
+SCALINGS = ("mul", "mul_", "div", "div_")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A tensor times numbers and weights: the operation that makes the tensor, and these.
+
+    `outer` is the operation that makes the product.
+    """
+
+    number: int
+    outer: int
+    factor: float = 1.0
+    scales: tuple[Tensor, ...] = ()
+
+    def times(self, factor: float) -> Scaled:
+        return Scaled(self.number, self.outer, factor * self.factor, self.scales)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Operation `y` = a x + the terms; a is `share`, and `x` is the operation that makes x.
+
+    `offset` is a term that parameters alone make, None if there is none.
+    """
+
+    x: int
+    y: int
+    share: float
+    terms: tuple[Scaled, ...]
+    offset: int | None = None
+
+
+def unscaled(graph: Graph, n: int) -> Scaled:
+    """What operation n multiplies by numbers and weights, and these."""
+    chain = list(_factored(graph, n))
+    found = chain[0]
+    for product, inside in pairwise(chain):
+        if graph.operations[product.number].name in SCALINGS:  # also by 1
+            found = inside
+    return found
+
+
+def _factored(graph: Graph, n: int) -> Iterator[Scaled]:
+    """Operation n as itself, as a factor times what it multiplies, and so on."""
+    outer = n
+    factor = 1.0
+    scales: tuple[Tensor, ...] = ()
+    yield Scaled(n, outer)
+    while True:
+        operation = graph.operations[n]
+        if operation.name in PASSED_ON and len(operation.reads) == 1:
+            n = operation.reads[0]
+        elif operation.name in SCALINGS and len(operation.args) == 2 and not operation.kwargs:
+            made = [each.number for each in operation.args if isinstance(each, Made)]
+            states = [number for number in made if not graph.is_of_weights(number)]
+            if len(states) != 1:
+                return
+            other = _factor(graph, operation, states[0])
+            if isinstance(other, Tensor):
+                scales = (*scales, other)
+            elif other is not None:
+                factor *= other
+            else:
+                return
+            n = states[0]
+        else:
+            return
+        if graph.operations[n].site is None:
+            return
+        yield Scaled(n, outer, factor, scales)
+
+
+def _factor(graph: Graph, operation: Operation, state: int) -> float | Tensor | None:
+    """What the operation multiplies the state by; None if that is neither a number, nor one that
+    parameters alone make, nor a parameter with one for each channel.
+    """
+    inverse = operation.name.startswith("div")
+    others = [each for each in operation.args if each != Made(state)]
+    if len(others) != 1 or (inverse and operation.args[0] != Made(state)):
+        return None
+    (other,) = others
+    if isinstance(other, (int, float)):
+        return 1 / other if inverse else float(other)
+    if not isinstance(other, Made) or inverse:
+        return None
+    weight = graph.operations[other.number].output
+    if not isinstance(weight, Tensor):
+        return None
+    width = operation.shape[-1] if operation.shape else 1
+    is_number = weight.numel() == 1 and graph.is_of_weights(other.number)
+    is_by_channel = isinstance(weight, nn.Parameter) and weight.numel() == width
+    return weight if is_number or is_by_channel else None
+
+
+def _operands(graph: Graph, term: Scaled) -> list[Scaled] | None:
+    """The operands of a sum, scaled as it is; None if it is no sum."""
+    operation = graph.operations[term.number]
+    if term.scales or operation.name not in SUMS or len(operation.args) != 2:
+        return None
+    alpha = float((operation.kwargs or {}).get("alpha", 1))
+    if operation.name.startswith("sub"):
+        alpha = -alpha
+    signs = (1.0, alpha)
+    operands = []
+    for each, sign in zip(operation.args, signs, strict=True):
+        if isinstance(each, Made):
+            operands.append(unscaled(graph, each.number).times(sign * term.factor))
+        elif each != 0:
+            return None
+    return operands
+
+
+def sum_at(graph: Graph, n: int) -> Sum | None:
+    """Operation n as a residual sum: one term x is seen by all others through products of matrices.
+    None if it is none.
+    """
+    terms = _operands(graph, Scaled(n, n))
+    shape = graph.operations[n].shape
+    if terms is None or shape is None or len(terms) < 2:
+        return None
+    while True:
+        x = _state_among(graph, terms, n)
+        if x is not None:
+            others = [term for term in terms if term.outer != x.outer]
+            offsets = [term.outer for term in others if _is_offset(graph, term.outer, n)]
+            others = [term for term in others if term.outer not in offsets]
+            first = graph.operations[x.number].shape
+            if x.scales or first is None or x.factor <= 0 or not others or len(offsets) > 1:
+                return None
+            if first.numel() != shape.numel() or first[-1] != shape[-1]:
+                return None
+            return Sum(x.number, n, x.factor, tuple(others), *offsets)
+        opened = max(
+            (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
+            key=lambda i: terms[i].number,
+            default=None,
+        )
+        if opened is None:
+            return None
+        beside = [term.number for i, term in enumerate(terms) if i != opened]
+        if any(terms[opened].number in graph.before(other) for other in beside):
+            return None  # the sum is a state that another term sees, such as x - mean(x)
+        terms[opened : opened + 1] = _operands(graph, terms[opened]) or []
+
+
+def summands(graph: Graph, term: Scaled) -> list[Scaled]:
+    """The two operands of a term that is a sum of two products of matrices, as attention and FFN in
+    parallel; otherwise the term alone.
+    """
+    operands = _operands(graph, term)
+    if operands is None or len(operands) != 2:
+        return [term]
+    if any(graph.is_of_weights(each.number) for each in operands):
+        return [term]
+    return operands
+
+
+def _is_offset(graph: Graph, term: int, n: int) -> bool:
+    """Whether a term of the sum n is an offset of its channels, that parameters alone make."""
+    size = (graph.operations[term].shape or torch.Size([1])).numel()
+    return (
+        graph.is_of_weights(term) and size < (graph.operations[n].shape or torch.Size([1])).numel()
+    )
+
+
+def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
+    """The term of the sum n that all others see through products of matrices; offsets aside."""
+    states = [term for term in terms if not _is_offset(graph, term.outer, n)]
+    if len(states) < 2:
+        return None
+    first = min(states, key=lambda term: term.number)
+    others = [term.number for term in states if term is not first]
+    for x in _factored(graph, first.outer):
+        if graph.operations[x.number].site is None:
+            continue
+        if all(n in graph.products_of(x.number, n + 1) for n in others):
+            if any(_is_a_state(graph, n) for n in others):
+                return None
+            whole = unscaled(graph, first.outer).factor
+            if whole == 0:
+                return None
+            return x.times(first.factor / whole)
+    return None
+
+
+def _is_a_state(graph: Graph, n: int) -> bool:
+    """Whether operation n is a later state of a stream, as in a sum of it and the first state. A
+    map may also end in a sum, but that begins with a product of matrices.
+    """
+    begins = sum_at(graph, n)
+    if begins is None:
+        return False
+    while begins is not None:
+        n = begins.x
+        begins = sum_at(graph, n)
+    return not _is_product(graph, n)
+
+
+def _is_product(graph: Graph, n: int) -> bool:
+    """Whether operation n is a product of matrices, alone or with an offset."""
+    n = unscaled(graph, n).number
+    operation = graph.operations[n]
+    if operation.name in SUMS:
+        states = [number for number in operation.reads if not graph.is_of_weights(number)]
+        return len(states) == 1 and _is_product(graph, states[0])
+    return any(word in operation.name for word in PRODUCTS)
+
+
+def reshaped(graph: Graph, n: int) -> list[int]:
+    """Operation n and those before it of which it is a reshaped output, latest first."""
+    found = [n]
+    while graph.operations[n].name in RESHAPES:
+        n = graph.operations[n].reads[0]
+        if graph.operations[n].site is None:
+            break
+        found.append(n)
+    return found
+
+
+def sums_among(graph: Graph, operations: set[int]) -> set[int]:
+    """Those of the operations that are residual sums."""
+    candidates = (n for n in operations if graph.operations[n].name in SUMS)
+    return {n for n in candidates if sum_at(graph, n) is not None}

@@ -1,0 +1,84 @@
+"""Which axes of a model's own states count sequences, tokens and channels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.interop.operations import Graph
+from solvers import ConfigError
+
+
+@dataclass(frozen=True)
+class StateAxes:
+    """The axes of states with `number` axes.
+
+    - `batch`: the axis that counts sequences, of which each is there `copies` times
+    - `width`: the axis that counts channels; all others count tokens
+    """
+
+    number: int
+    batch: int
+    width: int
+    copies: int
+
+    @property
+    def tokens_first(self) -> bool:
+        """Whether states are (tokens, batch, width)."""
+        return self.batch == 1
+
+    def rows(self, x: Tensor) -> Float[Tensor, "batch tokens width"]:
+        """A state of the module, sequences first."""
+        turned = self._turned(x)
+        return turned.reshape(len(turned) // self.copies, -1, turned.shape[-1])
+
+    def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
+        """The output y of a map of the states x, sequences first, whatever its axes."""
+        if y.dim() == 2 or y.dim() != self.number:
+            rows = y.reshape(*x.shape[:-1], -1)
+        else:
+            rows = self.rows(y)
+        if rows.shape != x.shape:
+            raise ConfigError(
+                f"it makes a tensor {tuple(rows.shape)} of states {tuple(x.shape)}: its norms and"
+                " maps must return one row for each token"
+            )
+        return rows
+
+    def own_form(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """States (batch, tokens, width) with the module's own axes, of that shape."""
+        if len(shape) == 2:
+            return x.reshape(tuple(shape))
+        axes = [axis for axis in range(len(shape)) if axis not in (self.batch, self.width)]
+        turned = [shape[axis] for axis in (self.batch, *axes, self.width)]
+        return x.reshape(turned).movedim((0, -1), (self.batch, self.width))
+
+    def own_state(self, x: Tensor, like: Tensor) -> Tensor:
+        """The state in the form of the module's own. A copy, which the module may change."""
+        turned = x.reshape(self._turned(like).shape)
+        return turned.movedim((0, -1), (self.batch, self.width)).clone()
+
+    def _turned(self, x: Tensor) -> Tensor:
+        return x.movedim((self.batch, self.width), (0, -1))
+
+
+def channels_of(model: nn.Module, graph: Graph, shape: Sequence[int]) -> int:
+    """Which axis of states of that shape counts channels: the last, or the second of convolutions.
+    The one whose length most weights have; if that does not tell, by which kind the maps are.
+    """
+    ends = (len(shape) - 1, 1)
+    weights = list(model.parameters())
+    vectors = Counter(len(weight) for weight in weights if weight.dim() == 1)
+    inputs = Counter(weight.shape[1] for weight in weights if weight.dim() > 1)
+    found = [vectors[shape[axis]] + inputs[shape[axis]] for axis in ends]
+    if found[0] != found[1]:
+        return ends[found.index(max(found))]
+    names = Counter(operation.name for operation in graph.operations)
+    of_convolutions = sum(count for name, count in names.items() if "conv" in name)
+    if of_convolutions > names["linear"] + names["matmul"]:
+        return 1
+    return len(shape) - 1
