@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ctrans.training.adjoint_error import LARGEST_ERROR, check_adjoint
+from ctrans.training.data import Data
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -11,17 +12,14 @@ from tests.cli.test_commands import run
 from tests.helpers import small_model, tokens
 
 
-class Sequences:
-    def __init__(self, model):
-        self.text = tokens(4, 9) % model.config.vocab_size
-
-    def batch(self, step, micro, *, batch, seed, rank, world):
-        return self.text[:batch, :-1], self.text[:batch, 1:]
+def text(model):
+    ids = (tokens(4, 16) % model.config.vocab_size).flatten().numpy()
+    return Data(ids, ids, context=8, name="four sequences")
 
 
 def gradients(model, **settings):
     model.zero_grad()
-    data = Sequences(model)
+    data = text(model)
     Objective(model, TrainConfig(**settings))(
         *data.batch(0, 0, batch=4, seed=0, rank=0, world=1)
     ).total.backward()
@@ -47,11 +45,11 @@ def test_what_is_refused_is_far_from_the_gradient_of_many_fine_steps(settings, i
     objective = Objective(model, TrainConfig(gradient="adjoint", **settings))
     if is_near:
         assert error < LARGEST_ERROR
-        check_adjoint(objective, Sequences(model), torch.device("cpu"))
+        check_adjoint(objective, text(model), torch.device("cpu"))
     else:
         assert error > LARGEST_ERROR
         with pytest.raises(ConfigError, match=r"adjoint.*its error is \d"):
-            check_adjoint(objective, Sequences(model), torch.device("cpu"))
+            check_adjoint(objective, text(model), torch.device("cpu"))
     assert all(weight.grad is None for weight in model.parameters())
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from ctrans.training.monitor import Monitor
-from ctrans.training.monitor.scores import scores_seen, weight_ahead
+from ctrans.training.monitor.scores import largest_score, scores_seen, weight_ahead
 from tests import typecheck
 from tests.training.monitor.test_bits import Plain
 from tests.training.monitor.test_degrades import said, small
