@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.directory_tokeniser import find_tokeniser
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
@@ -42,7 +43,8 @@ class Opened(ModelAround):
     - `directory`: where it was read
     - `described`: what was recognised
     - `vocabulary`: the number of tokens that it embeds; 0 if it reads other inputs
-    - `causal`: whether tokens read only earlier tokens, as its first attention computes
+    - `causal`: whether tokens read only earlier tokens, as its first attention of tokens among
+      themselves computes
     - `predicts`: whether its head gives logits of tokens
     - `loss`: a name in `LOSS_NAMES`, or "given"
     - `assumes_hidden_tokens`: whether its loss is that of hidden tokens only because its tokens
@@ -192,9 +194,10 @@ def open_imported(
     """
     like = model.adapter.like()
     first = model.depth.sublayers[0]
-    if first.kind in ("attention", "parallel"):
+    is_attention = first.kind in ("attention", "parallel")
+    if is_attention and mixes_tokens(first.field, random_states(like.unsqueeze(0))):
         mixing = [first]
-    else:  # which part mixes tokens is unknown, or it is a later one
+    else:  # which part mixes tokens is unknown, or it is a later one; a cross-attention mixes none
         mixing = list(model.depth.sublayers)
     causal = all(_is_causal(sublayer.field, like) for sublayer in mixing)
     predicts = model.adapter.predicts()
