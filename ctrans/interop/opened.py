@@ -31,6 +31,8 @@ BOTH_WAYS = {
     "next": "including those that it predicts",
 }
 """By loss: the consequence for a model in which tokens read both ways."""
+SEQUENCES = 2
+"""For so many sequences a model's parts were read, so that what they read beside them is known."""
 STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
 
@@ -193,9 +195,10 @@ def open_imported(
     the directory.
     """
     like = model.adapter.like()
+    like = like.expand(SEQUENCES, *like.shape)
     first = model.depth.sublayers[0]
     is_attention = first.kind in ("attention", "parallel")
-    if is_attention and mixes_tokens(first.field, random_states(like.unsqueeze(0))):
+    if is_attention and mixes_tokens(first.field, random_states(like)):
         mixing = [first]
     else:  # which part mixes tokens is unknown, or it is a later one; a cross-attention mixes none
         mixing = list(model.depth.sublayers)
@@ -271,11 +274,11 @@ def open_probed(
 
 def _is_causal(attention: nn.Module, like: Tensor) -> bool:
     """Whether the first token reads no other token: d|f(x)_1|^2/dx_j = 0 exactly for all j > 1, for
-    states of the shape of `like` (tokens, width).
+    states of the shape of `like` (sequences, tokens, width).
 
     All j are tested, because a window may hide the last token in a model that reads both ways.
     """
-    x = random_states(like.unsqueeze(0)).requires_grad_()
+    x = random_states(like).requires_grad_()
     with torch.enable_grad():
         first_token = attention(x)[0, 0].square().sum()
         if not first_token.requires_grad:  # a map without derivatives shows nothing
