@@ -15,8 +15,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.interop.anatomy import Anatomy
     from ctrans.interop.architecture import from_architecture
     from ctrans.interop.continuous import continuize, discretize
+    from ctrans.interop.found_architecture import Architecture
     from ctrans.interop.hugging_face import from_transformers
-    from ctrans.interop.imported import Architecture, Imported
+    from ctrans.interop.imported import Imported
     from ctrans.interop.losses import AnyModel, ModelWithLoss
     from ctrans.interop.nanogpt import from_nanogpt, to_nanogpt
     from ctrans.interop.opened import Opened
@@ -48,7 +49,7 @@ _HOMES = {
     "PRESETS": "ctrans.interop.presets",
     "Anatomy": "ctrans.interop.anatomy",
     "AnyModel": "ctrans.interop.losses",
-    "Architecture": "ctrans.interop.imported",
+    "Architecture": "ctrans.interop.found_architecture",
     "Imported": "ctrans.interop.imported",
     "ModelWithLoss": "ctrans.interop.losses",
     "OTTransformer": "ctrans.interop.ot_transformer",

@@ -16,18 +16,23 @@ from solvers import ConfigError, shown, unknown
 
 ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),
+    ("attention", "layer_scale1"),
     ("attention", "dropout"),
     ("attention",),
+    ("self_attention",),
     ("self_attn",),
     ("attn",),
+    ("mixer",),
 )
 """Usual paths of attention: modules in the order in which they act. The first row that a block has
 completely is used.
 """
 FFN_PATHS: tuple[tuple[str, ...], ...] = (
     ("intermediate", "output.dense", "output.dropout"),
+    ("mlp", "layer_scale2"),
     ("mlp", "dropout"),
     ("mlp",),
+    ("block_sparse_moe",),
     ("feed_forward",),
     ("ffn",),
     ("fc1", "activation_fn", "fc2"),

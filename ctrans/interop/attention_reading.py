@@ -29,7 +29,7 @@ from ctrans.interop.attention_scores import ROTARY, Scores, at_one_position, by_
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import JoinedProjections, ModuleChain, Projection, is_linear
 from ctrans.interop.norms import as_norm
-from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
+from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, tolerance
 
 CROSSING = (
@@ -278,7 +278,7 @@ def _with_matrices(
     ]
     if not fitting:
         raise _UnreadableError(_no_values(inner, x, heads, has_candidates=bool(candidates)))
-    cap = _soft_cap(own_module(first))
+    cap = _soft_cap(first)
     scores = Scores(chain, x, at_one_position(context), rows > 0, head, cap)
     (query, key, value), scale = _with_scale(fitting, scores)
     row_sums = rows.sum(-1)
@@ -311,7 +311,7 @@ def _name(first: nn.Module) -> str:
     """The class of the model's module; "it" for operations."""
     if hasattr(first, "label"):
         return "it"
-    return type(own_module(first)).__name__
+    return type(first).__name__
 
 
 def _soft_cap(attention: nn.Module) -> float | None:

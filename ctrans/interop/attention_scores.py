@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ctrans.interop.attention_rows import seeing_rows
 from ctrans.interop.module_chain import JoinedProjections, ModuleChain, Projection
-from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.tolerances import difference, tolerance
 
 ROTARY = "position_embeddings"
@@ -93,7 +92,7 @@ class Scores:
         """Candidates for the scale: what the module states and 1/sqrt(head), each also times the
         squared length of the rotary tables.
         """
-        attributes = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
+        attributes = [getattr(self.chain.stages[0], name, None) for name in SCALES]
         factors = [
             float(attribute)
             for attribute in attributes

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from ctrans.interop.block_calls import Running, is_state
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.module_chain import is_leaf, is_linear
-from ctrans.interop.norms import as_norm
+from ctrans.interop.module_chain import is_linear
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import same
 
@@ -81,13 +80,3 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     changed[:, 0] = -changed[:, 0] + 1
     expected = function(x)[:, 1:]
     return not same(function(changed)[:, 1:], expected)
-
-
-def leaf_calls(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The calls of modules without submodules."""
-    return [call for call in calls if is_leaf(call.module)]
-
-
-def calls_a_norm(call: RecordedCall) -> bool:
-    """Whether the called module is a norm of the state's channels."""
-    return as_norm(call.module, call.x.shape[-1]) is not None

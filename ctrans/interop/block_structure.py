@@ -36,14 +36,11 @@ class Structure:
     - `lengths`: s in X + s f(N X), the depth-time of each sublayer. It is 1 unless the block scales
       what it adds
     - `context`: the recorded keyword arguments of the attention
-    - `called`: the block's module that the attention's recorded call belongs to; None where
-      attention gets the arguments of the block itself
     """
 
     sublayers: tuple[Sublayer, ...]
     lengths: tuple[float, ...]
     context: dict[str, Any]
-    called: nn.Module | None
 
     @property
     def placement(self) -> str:
@@ -138,7 +135,7 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
         field.scale_path = sublayer.field.scale_path
         return Sublayer(field, sublayer.kind, gain=sublayer.gain, **norms)
 
-    if len(structure.sublayers) != 2 or structure.called is not None:
+    if len(structure.sublayers) != 2:
         raise ConfigError(
             f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model"
         )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ctrans.dynamics.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProjection
+from ctrans.interop.block_structure import UNKNOWN
 from ctrans.interop.example_inputs import main_input
 from ctrans.interop.imported import Imported
 from ctrans.interop.transformers_library import import_transformers
@@ -70,7 +71,7 @@ class Family:
     small configuration.
 
     `part` is the attribute of the model that is opened, if not the whole. `refused` is a part of
-    the error message for a family whose sublayers are no segments.
+    the reason why sublayers of a family are not read.
     """
 
     model: str
@@ -217,7 +218,7 @@ FAMILIES: dict[str, Family] = {
     "modernbert": _masked(
         "ModernBert", pad_token_id=0, cls_token_id=1, sep_token_id=2, local_attention=WINDOW, **ENDS
     ),
-    "albert": _masked("Albert", embedding_size=16, refused="is called 3 times"),
+    "albert": _masked("Albert", embedding_size=16),
     "t5": Family("T5EncoderModel", "T5Config", {**WORDS, "d_kv": 8, "d_ff": 48}),
     "bart": Family(
         "BartModel", "BartConfig", {**ENCODER, "max_position_embeddings": 32}, part="encoder"
@@ -246,7 +247,7 @@ class FoundFamily:
 
     - `model`, `opened`: its class, and the class of the part that was opened
     - `reads`: what it reads
-    - `supported`, `refused`: whether it has a `depth`; if not, why
+    - `supported`, `refused`: whether all its parts are read; if not, why
     - `placement`, `norm`, `attention`, `ffn`, `parallel`, `lengths`: as in `Architecture`
     - `theta`: whether attention's matrices by head, its temperature and its rows are known, as
       theta and Emadi's bounds need
@@ -308,6 +309,8 @@ def found_family(family: str) -> FoundFamily:
     except ConfigError as error:
         return FoundFamily(**about, supported=False, refused=str(error))
     config = imported.config
+    if UNKNOWN in config.placement:
+        return FoundFamily(**about, supported=False, refused=config.unread[-1])
     fields = [
         branch.field
         for sublayer in imported.depth.sublayers

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrans.dynamics.fields import ACTIVATIONS, Activation, Matrix, Role, Units
 from ctrans.dynamics.fields.ffn_bounds import BoundedFFN, FFNMaps
@@ -34,33 +34,6 @@ FAR = 50.0
 """How much larger they are when a reading is tried for a clipped activation."""
 TELLING = 2.0
 """Size of the activations' arguments at which activations differ enough to be told apart."""
-
-
-class Activated(nn.Module):
-    """phi(x) with phi in `KNOWN`, which the model applies as a function."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-        self.label = name
-
-    def forward(self, x: Tensor) -> Tensor:
-        return KNOWN[self.name](x)
-
-
-class GatedUnits(nn.Module):
-    """phi(gate(x)) * up(x) with phi in `KNOWN`, which the model applies as a function."""
-
-    def __init__(self, gate: nn.Module, up: nn.Module, name: str):
-        super().__init__()
-        self.gate = gate
-        self.up = up
-        self.name = name
-        self.label = f"{name} gate"
-
-    def forward(self, x: Tensor) -> Tensor:
-        gated: Tensor = KNOWN[self.name](self.gate(x)) * self.up(x)
-        return gated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Finds the list of modules that holds a model's blocks: by the names of their parts, or by what
-they do in a forward pass.
+"""Finds the list of modules that holds a model's blocks, by the names of their parts.
 
 In a forward pass each block is called once, with the state that the block before it returned.
 """
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, named_maps
 from ctrans.interop.block_calls import StateForm, form_of, is_state, observed
-from ctrans.interop.module_chain import has_matrix
 from solvers import ConfigError
 
 Blocks = Sequence[nn.Module]
@@ -60,7 +58,7 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     maps = {name: [named_maps(block, anatomy) for block in part] for name, part in lists.items()}
     fitting = [name for name, pairs in maps.items() if all(None not in pair for pair in pairs)]
     if not fitting:
-        # an FFN without a known name is found when the block runs
+        # blocks may have one map alone
         fitting = [
             name
             for name, pairs in maps.items()
@@ -79,63 +77,11 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     return fitting[0]
 
 
-def block_list_by_calls(model: nn.Module, run: Callable[[], object]) -> tuple[str, StateForm]:
-    """The path of the list that holds the blocks, and how they return their state. The model must
-    be in eval mode.
-
-    It is the one list whose modules act in sequence and have weights in several modules; of nested
-    lists, the one with the most modules. Raises ConfigError, naming the lists, if none or several
-    fit.
-    """
-    lists = module_lists(model)
-    calls = observed({part for blocks in lists.values() for part in blocks}, run)
-    forms: dict[str, StateForm] = {}
-    reasons: dict[str, str] = {}
-    for name, blocks in lists.items():
-        form = _form(blocks, calls)
-        if isinstance(form, StateForm):
-            forms[name] = form
-        else:
-            reasons[name] = form
-    # a block has at least two modules with a matrix
-    fitting = {
-        name: lists[name]
-        for name in forms
-        if all(sum(map(has_matrix, block.modules())) > 1 for block in lists[name])
-    }
-    fitting = {
-        name: part for name, part in fitting.items() if not _within_larger(name, part, fitting)
-    }
-    if len(fitting) != 1:
-        if fitting:
-            raise ConfigError(
-                "blocks=: give the path of the list of blocks: several lists could be; candidates:"
-                f" {_described(fitting)}"
-            )
-        why = ""
-        if reasons:
-            first_reasons = [f"{name!r}: {reason}" for name, reason in reasons.items()][:2]
-            why = f" ({'; '.join(first_reasons)})"
-        raise ConfigError(
-            f"{type(model).__name__} has no list of modules that act in sequence on one state{why},"
-            f" so no blocks= can name one; its lists are {_described(lists)}: make each step of its"
-            " forward pass a module of one list, which gets what the one before returned"
-        )
-    (name,) = fitting
-    return name, forms[name]
-
-
 def form_of_blocks(run: Callable[[], object], blocks: Sequence[nn.Module]) -> StateForm | str:
     """How these blocks return their state; or why they do not act in sequence. The model must be in
     eval mode.
     """
-    return _form(blocks, observed(blocks, run))
-
-
-def _form(
-    blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[Any, Any]]]
-) -> StateForm | str:
-    """How they return their state; or why they do not act in sequence."""
+    calls = observed(blocks, run)
     state: Tensor | None = None
     form: StateForm | None = None
     for i, block in enumerate(blocks):
@@ -164,22 +110,6 @@ def _form(
         else:
             state = output[form.part]
     return form or "it is empty"
-
-
-def _within_larger(name: str, part: Blocks, lists: Mapping[str, Blocks]) -> bool:
-    """Whether it holds, or is inside of, a list with more modules; of two equal lists the outer one
-    is kept.
-    """
-    for list_name, blocks in lists.items():
-        if list_name == name:
-            continue
-        is_inside = list_name.startswith(f"{name}.") or name == ""
-        if is_inside and len(blocks) > len(part):
-            return True
-        is_around = name.startswith(f"{list_name}.") or list_name == ""
-        if is_around and len(blocks) >= len(part):
-            return True
-    return False
 
 
 def module_lists(model: nn.Module) -> dict[str, Blocks]:

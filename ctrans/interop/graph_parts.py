@@ -433,5 +433,5 @@ def structures_of(parts: Sequence[tuple[Sublayer, float]]) -> list[Structure]:
     structures = []
     for i in range(0, len(parts), per_block):
         sublayers, lengths = zip(*parts[i : i + per_block], strict=True)
-        structures.append(Structure(sublayers, lengths, {}, None))
+        structures.append(Structure(sublayers, lengths, {}))
     return structures

@@ -9,7 +9,6 @@ unchanged.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
+from ctrans.base.printable import one_line
 from ctrans.base.shapes import TokenIds, TokenRows
 from ctrans.control.shown_factors import Factors
 from ctrans.dynamics.depth import Depth, check_dt
@@ -27,84 +27,23 @@ from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
-from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, RowsReading, read_attention
+from ctrans.interop.attention_reading import AttentionReading, RowsReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
-from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of, unit_of
+from ctrans.interop.block_structure import Structure, depth_of, make_of
 from ctrans.interop.factors import factors_of
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.found_architecture import architecture_of
 from ctrans.interop.model_adapter import OUTPUTS, REMEMBERED, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
-from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
+from ctrans.interop.norms import AdaptedNorm
 from ctrans.interop.probe_weights import random_states, versions_of
-from ctrans.interop.recorded_calls import own_module
-from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.returned_loss import why_other_loss
 from ctrans.interop.tolerances import difference, same_where_finite
 from ctrans.interop.transformers_adapter import TransformersAdapter
+from ctrans.interop.transformers_stream import TransformersStream
 from ctrans.model.gpt import check_range, next_token_loss
 from solvers import ConfigError, Solution
-
-NAMES: dict[Kind, str] = {"attention": "attention", "ffn": "FFN", "part": "part"}
-"""How maps are called, by kind."""
-MOST_LENGTHS = 6
-"""How many lengths of segments are printed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """What was recognised in a model; `str` gives it in one line.
-
-    - `placement`: the placement's name, or several where sublayers differ
-    - `norm`: "layernorm" or "rmsnorm", by what the norms compute; `norms` describes each
-    - `context`: the longest sequence, None if the model does not state it
-    - `dt`: the length of a segment in depth-time, how much the model adds of each map. Where
-      sublayers differ, `lengths` are the distinct lengths and `dt` is their unit
-    - `unit`: "block", or "part" where its parts are not seen as blocks
-    - `parallel`: whether attention and FFN of a block act in parallel, as one map
-    - `initialisation`: None, because a model does not record how its weights were drawn
-    - `unread`: what could not be read of its attention and FFN, which limits some instruments
-    """
-
-    model: str
-    family: str
-    placement: str
-    norm: str
-    norms: tuple[str, ...]
-    attention: str
-    ffn: str
-    blocks: int
-    width: int
-    context: int | None
-    dt: float
-    lengths: tuple[float, ...] = (1.0,)
-    parallel: bool = False
-    unit: str = "block"
-    initialisation: None = None
-    unread: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        unit = self.unit
-        if self.blocks != 1:
-            unit += "s"
-        if self.parallel:
-            parallel = " in parallel, one segment for both"
-        else:
-            parallel = ""
-        description = (
-            f"{self.model} ({self.family}): {self.blocks} {unit} of width {self.width},"
-            f" placement {self.placement}{self._lengths()}, attention {self.attention},"
-            f" FFN {self.ffn}{parallel}, norms {', '.join(self.norms) or 'none'}"
-        )
-        return "; ".join([description, *self.unread])
-
-    def _lengths(self) -> str:
-        """The lengths of the segments, unless all are 1."""
-        if self.lengths == (1.0,):
-            return ""
-        lengths = [f"{length:g}" for length in self.lengths[:MOST_LENGTHS]]
-        if len(self.lengths) > MOST_LENGTHS:
-            lengths.append("..")
-        return f", dt = {', '.join(lengths)}"
 
 
 class Imported(nn.Module):
@@ -129,7 +68,34 @@ class Imported(nn.Module):
     ):
         super().__init__()
         self.model = model
-        self.adapter: ModelAdapter = adapter or TransformersAdapter(model, anatomy or Anatomy())
+        if adapter is None:
+            self._read_transformers(dt, anatomy or Anatomy())
+        else:
+            self._read(adapter, dt)
+
+    def _read_transformers(self, dt: float, anatomy: Anatomy) -> None:
+        """Reads a model of `transformers`: by the usual names of its blocks and their parts, and
+        from its operations where it has others.
+        """
+        try:
+            self._read(TransformersAdapter(self.model, anatomy), dt)
+            return
+        except FOREIGN_ERRORS as by_name:
+            if has_weights_on_demand(self.model):
+                raise
+            try:
+                adapter = TransformersStream(self.model, anatomy)
+                adapter.because = f"; its blocks are not read: {one_line(by_name)}"
+                self._read(adapter, dt)
+            except ConfigError as error:
+                if str(error) == str(by_name):
+                    raise
+                raise ConfigError(f"{by_name}; nor is it read by its sums: {error}") from by_name
+
+    def _read(self, adapter: ModelAdapter, dt: float) -> None:
+        """Reads the parts of its depth."""
+        model = self.model
+        self.adapter = adapter
         with as_found(model), torch.no_grad():
             structures, like = self.adapter.structures()
             _expose_maps(
@@ -140,7 +106,7 @@ class Imported(nn.Module):
         for part in self.depth.modules():
             if isinstance(part, AdaptedNorm):
                 part.to_dtype(like.dtype)
-        self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
+        self.config = architecture_of(self.adapter, structures, like.shape[-1], self.depth)
         self._parts = _parts_of(self.depth)
         self._lengths = self.depth.lengths
         # inputs, and versions of the weights, with which the module computed as its parts
@@ -282,7 +248,7 @@ class Imported(nn.Module):
         over tokens leave padding out (`Instrument.kept`). Set targets to -1 there. Raises
         ConfigError for a model that is not of `transformers`, and for an invalid mask.
         """
-        if not isinstance(self.adapter, TransformersAdapter) or not self.vocabulary:
+        if not self.adapter.takes_padding or not self.vocabulary:
             raise ConfigError(
                 f"{self.config.model} takes no padding mask here: pass it in example=, with the"
                 " other arguments of its forward. Open a language model of transformers with"
@@ -398,101 +364,3 @@ def _read(adapter: ModelAdapter, block: int, sublayer: Sublayer, x: Tensor) -> S
             context = adapter.block_context(block, x)
             readings["attention"] = read_attention(attention, x, output, context)
     return readings
-
-
-def _architecture(
-    adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth
-) -> Architecture:
-    """What was recognised, in words."""
-    sublayers = [sublayer for structure in structures for sublayer in structure.sublayers]
-    norms = []
-    for sublayer in sublayers:
-        for role in ROLES:
-            norm = getattr(sublayer, role)
-            if norm is not None and norm not in norms:
-                norms.append(norm)
-    maps = [
-        (NAMES[kind], branch.field)
-        for sublayer in sublayers
-        for kind, branch in sublayer.branches.items()
-    ]
-    labels: dict[str, dict[str, None]] = {}
-    for name, chain in maps:
-        label = "+".join(map(_label, chain.stages))
-        if chain.why_not.endswith(NO_ROWS):
-            label = getattr(chain.stages[0], "mixing", "") or label
-        labels.setdefault(name, {})[label] = None
-    stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
-    if any(structure.placement == UNKNOWN for structure in structures):
-        none = UNKNOWN
-        norm_descriptions = {*map(_described, norms), UNKNOWN}
-    else:
-        none = "none"
-        norm_descriptions = set(map(_described, norms))
-    # by channel, or by a number that is no length
-    scaled = [
-        name
-        for name, chain in maps
-        if chain.scale_path is not None or isinstance(chain.stages[-1], ScaledOutput)
-    ]
-    notes = [
-        f"the model scales the output of its {name}: the scale is folded into the last weights of"
-        " that map"
-        for name in dict.fromkeys(scaled)
-    ]
-    unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
-    norm_kinds = {_kind(norm) for norm in norms}
-    return Architecture(
-        model=type(adapter.model).__name__,
-        family=adapter.family,
-        placement=", ".join(dict.fromkeys(structure.placement for structure in structures)),
-        norm="/".join(sorted(norm_kinds)) or none,
-        norms=tuple(sorted(norm_descriptions)),
-        attention=stages.get("attention", none),
-        ffn=stages.get("FFN", none),
-        blocks=len(structures),
-        width=width,
-        context=adapter.context,
-        dt=depth.dt,
-        lengths=tuple(dict.fromkeys(depth.lengths)),
-        parallel=sublayers[0].kind == "parallel",
-        unit=unit_of(structures, depth),
-        unread=(*notes, *adapter.notes, *dict.fromkeys(unread)),
-    )
-
-
-def _label(stage: nn.Module) -> str:
-    """The name of a stage: the class of the model's module, or the name of the function that it
-    stands for.
-    """
-    label: str = getattr(stage, "label", type(own_module(stage)).__name__)
-    return label
-
-
-def _kind(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
-    if norm.centred:
-        return "layernorm"
-    return "rmsnorm"
-
-
-def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
-    if norm.centred:
-        kind = "centred"
-    else:
-        kind = "not centred"
-    if isinstance(norm, FreeNorm):
-        return f"of the block's own forward ({kind}, gamma = 1, eps = {norm.eps:g})"
-    eps = f"eps = {norm.eps:g}"
-    if isinstance(norm, WithoutGain):
-        gain = "of the maps"
-    else:
-        form = norm.form
-        if form.gain is None:
-            gain = "1"
-        elif form.shift:
-            gain = f"1 + {form.gain}"
-        else:
-            gain = form.gain
-        if form.added:
-            eps = f"eps = {form.added:g} added to the deviation"
-    return f"{_label(norm.module)} ({kind}, gamma = {gain}, {eps})"

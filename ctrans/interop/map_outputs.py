@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctrans.interop.multihead import UnfoldedAttention
-from ctrans.interop.recorded_calls import CalledAs, own_module
 from ctrans.interop.residual_scale import ScaledOutput
 
 
@@ -22,27 +21,13 @@ def itself(x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapOutput:
-    """A module whose output y gives a part tail(y) of a raw velocity.
-
-    With `adds`, the module has already added a second state to its output (Bloom), and `velocity`
-    subtracts it.
-    """
+    """A module whose output y gives a part tail(y) of a raw velocity."""
 
     module: nn.Module
     tail: Callable[[Tensor], Tensor] = itself
-    adds: bool = False
 
     def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
         """The part of r where the module got `args` and returned y."""
-        if self.adds:
-            states = [
-                x
-                for x in args
-                if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape
-            ]
-            added = [x for x in states if x is not states[0]]
-            if added:
-                y = y - added[0].detach()
         return self.tail(y)
 
 
@@ -60,7 +45,7 @@ def map_outputs(chain: Any, model_modules: Set[nn.Module]) -> list[MapOutput]:
             continue
         module = _module_within(stage, model_modules)
         if module is not None:
-            outputs.append(MapOutput(module, tail, adds=isinstance(stage, CalledAs)))
+            outputs.append(MapOutput(module, tail))
     return outputs
 
 
@@ -69,8 +54,8 @@ def _module_within(stage: nn.Module, model_modules: Set[nn.Module]) -> nn.Module
     if isinstance(stage, UnfoldedAttention):  # torch's attention calls its last map as a function
         holders = (part for part in model_modules if getattr(part, "out_proj", None) is stage.out)
         return next(holders, None)
-    if own_module(stage) in model_modules:
-        return own_module(stage)
+    if stage in model_modules:
+        return stage
     return next((part for part in stage.modules() if part in model_modules), None)
 
 

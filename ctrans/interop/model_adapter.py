@@ -43,6 +43,8 @@ class ModelAdapter(ABC):
     """Which of its output's tensors are no function of the last state alone."""
     knows_its_inputs: bool = True
     """Whether `embed` refuses inputs for which it computes otherwise than for the example."""
+    takes_padding: bool = False
+    """Whether `padding_for` gives arguments of its forward."""
     notes: tuple[str, ...] = ()
     """What is said of the model besides what its maps do not show."""
 

@@ -164,7 +164,7 @@ class ModuleAdapter(ModelAdapter):
                 arguments[name] = self._like_the_weights(value)
             if self.as_one:
                 return self.model(arguments)
-            return self.model(**arguments)
+            return self.model(**arguments, **self.padding_for(tokens))
 
     @abstractmethod
     def _find(self) -> None:

@@ -17,7 +17,6 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.base.shapes import PerChannel, Vectors
@@ -170,20 +169,6 @@ class AdaptedNorm(SphereNorm):
         return AdaptedNorm(
             self.module, self.form, self.width, exact=self.exact, stretch=stretch * self.stretch
         )
-
-
-class FreeNorm(UnitGains):
-    """z = x_hat, computed by a function in the block's own forward, as in modded nanoGPTs."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The norm itself, as no module of the block computes it."""
-        return self
-
-    def forward(self, x: Vectors) -> Vectors:
-        if self.centred:
-            return F.layer_norm(x, (self.width,), eps=self.eps)
-        return F.rms_norm(x, (self.width,), eps=self.eps)
 
 
 class WithoutGain(UnitGains):

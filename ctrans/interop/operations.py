@@ -258,6 +258,8 @@ class Graph:
         self.decisions: list[int] = []
         """The operations whose values became Python's numbers, as a branch of the code needs."""
         self.numbers: dict[CallSite, int] = {}
+        self.orders: dict[tuple[int, int], list[int]] = {}
+        """By two operations: those in order that make the second of the first."""
         """By call site."""
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""

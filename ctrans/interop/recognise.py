@@ -23,66 +23,39 @@ from ctrans.dynamics.ode_block import in_context
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import Call, Running, StateForm
-from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
+from ctrans.interop.block_parts import Parts, check_roles, named_parts
 from ctrans.interop.block_run import BlockRun, run_of
 from ctrans.interop.block_structure import ROLES, Roles, Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain, is_leaf
-from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
+from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale, keeping, kept_share
-from ctrans.interop.tolerances import difference, tolerance, unit
+from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError
 
 
-def recognise(
-    block: nn.Module,
-    call: Call,
-    anatomy: Anatomy,
-    form: StateForm,
-    own_calls: Sequence[bool] = (False,),
-) -> Structure:
-    """The structure that reproduces the block in the context of that call. The model must be in
-    eval mode.
+def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm) -> Structure:
+    """The structure that reproduces the block in the context of that call. Its parts are found by
+    name, and attention gets the block's own arguments. The model must be in eval mode.
 
-    `form` says how the block returns its state. `own_calls` lists the ways to find its parts; the
-    first that succeeds is used:
-
-    - False: by known names, or by what the modules do where no name is known. Attention is called
-      with the block's own arguments
-    - True: by what the modules do. Attention is called as the block called it
-
-    Raises ConfigError, listing the modules in the order in which they act, if no structure fits
-    (cross-attention, several streams of states).
+    `form` says how the block returns its state. Raises ConfigError, listing the modules in the
+    order in which they act, if no structure fits (cross-attention, several streams of states).
     """
     if "flow" in vars(block):
         raise ConfigError(
             f"a {type(block).__name__} is already an ODE: call discretize(model) first"
         )
-    failures: list[Exception] = []
     try:
         running = Running(block, call, form)
         run = run_of(running, _informative_state(running))
         check_roles(run, anatomy)
-        for as_the_block_calls in own_calls:
-            try:
-                parts = None
-                if not as_the_block_calls:
-                    parts = named_parts(run, anatomy)
-                if parts is None:
-                    parts = seen_parts(run, anatomy, own_calls=as_the_block_calls)
-                structure = _fitting(run, parts)
-                first, *later = structure.chains
-                first.find_output_projection(call.x, **structure.context)
-                for field in later:
-                    field.find_output_projection(call.x)
-                return structure
-            except FOREIGN_ERRORS as error:
-                failures.append(error)
-        for failure in failures:
-            if isinstance(failure, ConfigError):
-                raise failure
-        raise failures[-1]
+        structure = _fitting(run, named_parts(run, anatomy))
+        first, *later = structure.chains
+        first.find_output_projection(call.x, **structure.context)
+        for field in later:
+            field.find_output_projection(call.x)
+        return structure
     except ConfigError:
         raise
     except FOREIGN_ERRORS as error:
@@ -95,19 +68,12 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     """The structure with these parts that gives the block's output at x."""
     x = run.x
     order = _order(run, parts)
-    candidates = list(_candidates(parts, order))
+    candidates = list(_candidates(run, parts, order))
     misses = _misses(candidates, run)
     structure = _nearest(misses, tolerance(x.dtype))
     if structure is None:
         scaled = (_scaled(candidate, run, order) for candidate in candidates)
         structure = _nearest(_misses(filter(None, scaled), run), tolerance(x.dtype))
-    if structure is None:
-        for with_free_norms in _with_free_norms(order, x):
-            free_candidates = _candidates(parts, with_free_norms)
-            # tight enough to tell values of eps apart
-            structure = _nearest(_misses(free_candidates, run), 64 * unit(x.dtype))
-            if structure is not None:
-                break
     if structure is None:
         raise _unlike_any(run.kind, order, misses)
     return structure
@@ -209,7 +175,7 @@ class _BlockStep(NamedTuple):
     """
 
     name: str
-    role: AdaptedNorm | FreeNorm | Kind | None
+    role: AdaptedNorm | Kind | None
     x: Tensor
 
 
@@ -259,17 +225,18 @@ def _parallel(order: Sequence[_BlockStep]) -> bool:
     )
 
 
-def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure]:
+def _candidates(run: BlockRun, parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure]:
     """The structures that a block of these parts may have, given the order in which its modules
     act.
     """
     roles = [step.role for step in order]
     attention = parts.attention.chain
+    context = run.running.call.context
     if None in roles:
         return
 
     def structure(*sublayers: Sublayer) -> Structure:
-        return Structure(sublayers, (1.0,) * len(sublayers), parts.context, parts.called)
+        return Structure(sublayers, (1.0,) * len(sublayers), context)
 
     if parts.ffn is None:
         for (norms_of_map,) in _assignments(roles, "attention"):
@@ -336,34 +303,8 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
     return replace(structure, sublayers=tuple(sublayers), lengths=tuple(lengths))
 
 
-FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)
-"""Values of eps in functional norms. The first and last are the defaults of torch's rms_norm."""
-
-
-def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_BlockStep]]:
-    """The order with functional norms inserted before and after the maps. A block may compute these
-    without a module.
-    """
-    maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
-    # two norms fit between the maps: after the first and before the second
-    gaps = [*maps, *maps[1:], len(steps)]
-    choices = dict.fromkeys(
-        tuple(sorted(choice))
-        for number in range(1, len(gaps) + 1)
-        for choice in combinations(gaps, number)
-    )
-    epsilons = dict.fromkeys((torch.finfo(x.dtype).eps, *FREE_EPS))
-    for eps, centred in product(epsilons, (False, True)):
-        for chosen_gaps in choices:
-            order = list(steps)
-            for gap in reversed(chosen_gaps):
-                norm = FreeNorm(x.shape[-1], eps, centred=centred).to(x)
-                order.insert(gap, _BlockStep("a function", norm, x.new_empty(0)))
-            yield order
-
-
 def _assignments(
-    acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds: Kind
+    acting: Sequence[AdaptedNorm | Kind | None], *kinds: Kind
 ) -> Iterator[tuple[Roles, ...]]:
     """Each way to give the norms roles around maps of these kinds that keeps the order in which
     they act.

@@ -16,10 +16,6 @@ CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_par
 """Arguments that carry keys and values of an earlier call. Repeated calls must not fill them."""
 STATE = object()
 """Placeholder of the state in a recorded call."""
-RESIDUAL = object()
-"""Placeholder of a second state that the module adds itself (Bloom). Repeated calls pass zeros, so
-that the output is the map alone.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,29 +40,10 @@ class Template:
         def filled(value: Any) -> Any:
             if value is STATE:
                 return x
-            if value is RESIDUAL:
-                return torch.zeros_like(x)
             return value
 
         call = self.mapped(filled)
         return call.args, call.kwargs
-
-    def alone(self, state: Tensor) -> Template:
-        """The call with `RESIDUAL` in place of other states of the same shape."""
-
-        def freed(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            if value.dim() == 3 and value.shape == state.shape:
-                return RESIDUAL
-            return value
-
-        return self.mapped(freed)
-
-    @property
-    def adds(self) -> bool:
-        """Whether the module gets a second state besides the one that it acts on."""
-        return any(value is RESIDUAL for value in (*self.args, *self.kwargs.values()))
 
 
 @dataclass(eq=False)
@@ -158,39 +135,6 @@ def first_tensor(output: Any) -> Any:
     else:
         parts = []
     return next((part for part in parts if isinstance(part, Tensor)), None)
-
-
-class CalledAs(nn.Module):
-    """f(x): a module called as the model calls it, with x (batch, tokens, width) as its state."""
-
-    def __init__(
-        self, module: nn.Module, *, tokens_first: bool = False, always: Template | None = None
-    ):
-        super().__init__()
-        self.module = module
-        self.tokens_first = tokens_first
-        self.always = always
-
-    def forward(self, x: Tensor, call: Template | None = None) -> Any:
-        if self.tokens_first:
-            x = x.transpose(0, 1)
-        template = call or self.always
-        if template is None:
-            output = self.module(x)
-        else:
-            args, kwargs = template.with_state(x)
-            output = self.module(*args, **kwargs)
-        if not self.tokens_first:
-            return output
-        y: Tensor = first_tensor(output)
-        return y.transpose(0, 1)
-
-
-def own_module(stage: nn.Module) -> nn.Module:
-    """The model's module inside of a stage."""
-    if isinstance(stage, CalledAs):
-        return stage.module
-    return stage
 
 
 @contextmanager

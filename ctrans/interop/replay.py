@@ -114,8 +114,21 @@ class Replayed(nn.Module):
                 raise NotReplayedError("it adds an offset to what is no product of matrices")
             products[last] = dataclasses.replace(products[last], bias=offset)
         done_by_modules = {m for n in products for m in self._parts_of(n, products[n], order)}
-        self.order = [n for n in order if n not in done_by_modules]
+        self.done_by_modules = {graph.operations[n].site for n in done_by_modules}
+        self.order = self._without_done(graph, order)
         self._add_parts(products)
+
+    def _without_done(self, graph: Graph, order: Sequence[int]) -> list[int]:
+        """Those of these operations in place of which no linear map acts."""
+        return [n for n in order if graph.operations[n].site not in self.done_by_modules]
+
+    def order_in(self, graph: Graph, first: int, last: int) -> list[int]:
+        """The operations from `first` to `last` in another pass, in order. They may be others, as
+        where a mask hides something or a loop runs over more tokens.
+        """
+        if (first, last) not in graph.orders:
+            graph.orders[first, last] = _between(graph, first, last)
+        return self._without_done(graph, graph.orders[first, last])
 
     def _products(self, order: Sequence[int]) -> dict[int, Product]:
         """The products with matrices of weights, each with its offset if it has one."""

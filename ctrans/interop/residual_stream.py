@@ -259,7 +259,12 @@ def _other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[st
     for step in steps:
         if step.sum is not None and step.sum.offset is not None:
             of_parts.update(graph.operations[step.sum.y].reads)  # the sum without its offset
-    others = sums_among(graph, graph.before(sink)) - of_parts
+    width = graph.operations[steps[0].first].output.shape[-1]
+    others = {
+        n
+        for n in sums_among(graph, graph.before(sink)) - of_parts
+        if graph.operations[n].output.shape[-1] == width  # scores may be sums too
+    }
     return [_first_module(graph, n) for n in sorted(others)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from types import CodeType, MappingProxyType
@@ -50,7 +51,7 @@ from ctrans.interop.residual_stream import (
 )
 from ctrans.interop.state_axes import StateAxes, channels_of
 from ctrans.interop.stream_map import StreamMap
-from ctrans.interop.tolerances import same, same_where_finite
+from ctrans.interop.tolerances import has_pull, same, same_where_finite
 from ctrans.measure.attention.attention_calls import unseen
 from solvers import ConfigError, version_of
 
@@ -75,7 +76,7 @@ class StreamAdapter(ModuleAdapter):
         self._graph = graph
         self._graphs: dict[tuple[Any, ...], Graph] = {}
         self._read: list[tuple[Sublayer, float]] | None = None
-        self._tried: set[tuple[int, ...]] = set()
+        self._tried: set[tuple[Any, ...]] = set()
         sink = graph.number(main)
         self._reader = PartsReader(self, graph)
         if blocks:
@@ -299,7 +300,7 @@ class StreamAdapter(ModuleAdapter):
         # changed weights may change what maps read beside their state
         weights = (*self.model.parameters(), *self.model.buffers())
         versions = tuple((id(weight), version_of(weight)) for weight in weights)
-        key = (shape, x.dtype, x.device, versions)
+        key = (shape, x.dtype, x.device, versions, self.padding)
         if key not in self._graphs:
             like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
             with unseen(), torch.no_grad():
@@ -342,9 +343,10 @@ class StreamAdapter(ModuleAdapter):
         shape, which may need other operations than the example: a loop over tokens does.
         """
         shape = like.shape[:-1]
-        if self._read is None or shape in self._tried:
+        key = (shape, self.padding)
+        if self._read is None or key in self._tried:
             return
-        self._tried.add(shape)
+        self._tried.add(key)
         with torch.no_grad():
             _, states = self.walked(self.shaped(like), {})
             others = {k: random_states(state) for k, state in enumerate(states[:-1])}
@@ -353,7 +355,7 @@ class StreamAdapter(ModuleAdapter):
                 for k, (sublayer, length) in enumerate(self._read):
                     check_step(sublayer, length, ((others[k], made[k + 1]),))
             except NotReplayedError as error:
-                self._tried.discard(shape)
+                self._tried.discard(key)
                 raise ConfigError(
                     f"{type(self.model).__name__} computes for {shape[0]} sequences of {shape[1]}"
                     " tokens otherwise than for its example, as with a loop over tokens, a number"
@@ -401,9 +403,8 @@ class StreamAdapter(ModuleAdapter):
             return parts  # it has no derivatives, which the analyses say, or has checkpoints
         checked = []
         for k, (sublayer, length) in enumerate(parts):
-            if sublayer.kind != "part" and not _has_pull(
-                sublayer, length, states[k], pulls[k], own[k]
-            ):
+            step = partial(sublayer.step, length=length)
+            if sublayer.kind != "part" and not has_pull(step, states[k], pulls[k], own[k]):
                 reason = "its code changes the derivatives, which its operations alone do not show"
                 sublayer, length = self._whole_part(k, reason, states[k]), 1.0
             checked.append((sublayer, length))
@@ -483,18 +484,3 @@ class StreamAdapter(ModuleAdapter):
 
     def _start(self, tokens: Tensor) -> Tensor:
         return self.passed(tokens, last=0)[1]
-
-
-def _has_pull(
-    sublayer: Sublayer, length: float, state: Tensor, pull: Tensor, own: Tensor | None
-) -> bool:
-    """Whether the derivative of <pull, step(x)> by the state is the module's own."""
-    x = state.clone().requires_grad_()
-    with torch.enable_grad():
-        product = (sublayer.step(x, length) * pull).sum()
-        if not product.requires_grad:
-            return own is None or not own.any()
-        (found,) = torch.autograd.grad(product, x)
-    if own is None:
-        own = torch.zeros_like(found)
-    return same_where_finite(found, own)

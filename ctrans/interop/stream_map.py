@@ -65,7 +65,7 @@ class MapOfOperations(Replayed):
         graph = self.adapter.graph_for(x)
         first = self._number_in(graph, self.first)
         last = self._number_in(graph, self.last)
-        order = [self._number_in(graph, n) for n in self.order]
+        order = self.order_in(graph, first, last)
         own = self.adapter.axes.own_form(x, graph.operations[first].output.shape)
         self.rows = (x.shape[0], x.shape[1])
         self.tokens_first = self.adapter.axes.tokens_first

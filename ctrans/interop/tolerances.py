@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -55,6 +55,21 @@ def same(computed: Tensor, expected: Tensor) -> bool:
         return False
     close = 64 * unit(expected.dtype)
     return float((computed - expected).norm()) <= close * float(expected.norm())
+
+
+def has_pull(
+    function: Callable[[Tensor], Tensor], state: Tensor, pull: Tensor, own: Tensor | None
+) -> bool:
+    """Whether the derivative of <pull, function(x)> by x at that state is `own`; None means 0."""
+    x = state.clone().requires_grad_()
+    with torch.enable_grad():
+        product = (function(x) * pull).sum()
+        if not product.requires_grad:
+            return own is None or not own.any()
+        (found,) = torch.autograd.grad(product, x)
+    if own is None:
+        own = torch.zeros_like(found)
+    return same_where_finite(found, own)
 
 
 def likely_number(value: float, numbers: Iterable[float], close: float, digits: int) -> float:

@@ -22,30 +22,22 @@ from ctrans.interop.block_calls import (
 )
 from ctrans.interop.block_structure import Structure, alike, make_of
 from ctrans.interop.example_inputs import example_of, main_input, reads_tokens, stand_in
-from ctrans.interop.find_blocks import (
-    block_list_by_calls,
-    block_list_by_name,
-    blocks_at,
-    form_of_blocks,
-)
+from ctrans.interop.find_blocks import block_list_by_name, blocks_at, form_of_blocks
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter, tensor_in
 from ctrans.interop.recognise import recognise
-from ctrans.interop.recorded_calls import watched, without_fast_path
+from ctrans.interop.recorded_calls import without_fast_path
 from solvers import ConfigError
-
-OWN_CALLS = (False, True)
-"""How the parts of its blocks are found, as in `recognise`."""
 
 
 class TransformersAdapter(ModelAdapter):
-    """A model of `transformers`. The parts of its blocks are found by name, or by what they do."""
+    """A model of `transformers` whose blocks and their parts have usual names, or given ones."""
 
+    takes_padding = True
     blocks_path: str
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         super().__init__(model, anatomy)
         self.form = StateForm()
-        self._called: tuple[str | None, ...] = ()
         self._contexts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
 
     def predicts(self) -> bool:
@@ -69,19 +61,8 @@ class TransformersAdapter(ModelAdapter):
         return self.model(**example_of(self.model))
 
     def _find_blocks(self) -> None:
-        """Finds the blocks by known names, or by how they act in sequence on one state; and how
-        they return the state.
-        """
-        try:
-            self.blocks_path = block_list_by_name(self.model, self.anatomy)
-        except ConfigError as by_name:
-            if self.anatomy.blocks is not None:
-                raise
-            try:
-                self.blocks_path, self.form = block_list_by_calls(self.model, self._run)
-            except ConfigError:
-                raise by_name from None
-            return
+        """Finds the blocks by name, and how they return the state."""
+        self.blocks_path = block_list_by_name(self.model, self.anatomy)
         if not has_weights_on_demand(self.model):
             form = form_of_blocks(self._run, self.blocks())
             if isinstance(form, str):
@@ -150,7 +131,7 @@ class TransformersAdapter(ModelAdapter):
                     structures.append(alike(*recognised[key], block, self.anatomy))
                     continue
                 try:
-                    structure = recognise(block, call, self.anatomy, self.form, OWN_CALLS)
+                    structure = recognise(block, call, self.anatomy, self.form)
                 except ConfigError as error:
                     if i == 0:
                         raise error from None
@@ -159,10 +140,6 @@ class TransformersAdapter(ModelAdapter):
                     ) from None
                 structures.append(structure)
                 recognised[key] = block, structure
-        self._called = tuple(
-            _path_of(structure.called, block)
-            for block, structure in zip(self.blocks(), structures, strict=True)
-        )
         self.tokens = calls[0].x.shape[-2]
         self._like = torch.zeros_like(calls[0].x[0])
         return structures, calls[0].x
@@ -187,42 +164,13 @@ class TransformersAdapter(ModelAdapter):
         self._contexts.clear()
 
     def _contexts_for(self, x: Tensor) -> list[dict[str, Any]]:
-        """The context of each block: the call of the module that its structure names, or the
-        arguments of the block itself.
-        """
         blocks = self.blocks()
-        called = {
-            i: block.get_submodule(path)
-            for i, (block, path) in enumerate(zip(blocks, self._called, strict=True))
-            if path
-        }
-        contexts: list[dict[str, Any]] = [{} for _ in blocks]
         with as_found(self.model), torch.no_grad():
-            if called:
-                with watched({str(i): part for i, part in called.items()}) as calls:
-                    self.run_like(x)
-                for call in calls:
-                    contexts[int(call.path)] = {"call": call.template.alone(call.x)}
-            if len(called) < len(blocks):
-                block_calls = recorded_until(
-                    blocks, len(blocks) - 1, lambda: self.run_like(x), self.form
-                )
-                contexts = [
-                    context or call.context
-                    for context, call in zip(contexts, block_calls, strict=True)
-                ]
-        return contexts
+            calls = recorded_until(blocks, len(blocks) - 1, lambda: self.run_like(x), self.form)
+        return [call.context for call in calls]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
         adapter = super().__deepcopy__(memo)
         if adapter is not self and isinstance(adapter, TransformersAdapter):
             adapter._contexts = {}
         return adapter
-
-
-def _path_of(module: nn.Module | None, block: nn.Module) -> str | None:
-    """The module's path in the block; None for no module, or one elsewhere."""
-    paths = [path for path, part in block.named_modules() if part is module]
-    if paths:
-        return str(paths[0])
-    return None

@@ -196,7 +196,7 @@ def measures_table() -> str:
 
 
 def family_tables(families: Sequence[FoundFamily]) -> list[str]:
-    """What ctrans recognises in each family, what it does not and why, and which it refuses.
+    """What ctrans recognises in each family, what it does not and why, and which it reads in part.
     Families of which it says the same share a row.
     """
     opened = [family for family in families if family.supported]
@@ -218,7 +218,8 @@ def family_tables(families: Sequence[FoundFamily]) -> list[str]:
             [[reason, ", ".join(names)] for reason, names in unknown.items()],
         ),
         markdown_table(
-            ["refused", "why"], [[f"`{family.family}`", family.refused or ""] for family in refused]
+            ["read in part", "why"],
+            [[f"`{family.family}`", family.refused or ""] for family in refused],
         ),
     ]
 
