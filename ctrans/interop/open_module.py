@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import keep_as_found
-from ctrans.base.printable import one_line
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.example_inputs import Example, by_name, example_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
@@ -55,24 +54,18 @@ def open_module(
         shared = {id(part): part for part in (*inner.modules(), *inner.parameters())}
         return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
-    inputs = example
     all_from_the_module = embed is None and head is None and example is None
-    of_transformers = all_from_the_module and _is_of_transformers(module)
+    inputs = example
 
     def imported() -> Imported:
         nonlocal inputs
-        try:
-            if of_transformers:
-                inputs = example_of(module)
-                return from_transformers(module, dt=dt, anatomy=anatomy)
-            if inputs is None:
-                inputs = _token_example(module)
-            adapter = StreamAdapter(module, anatomy, inputs, embed, head)
-            return Imported(module, dt=dt, adapter=adapter)
-        except FOREIGN_ERRORS as error:
-            if inputs is None or not of_transformers or anatomy != Anatomy():
-                raise
-            return _by_its_sums(module, inputs, dt, error)
+        if all_from_the_module and _is_of_transformers(module):
+            inputs = example_of(module)
+            return from_transformers(module, dt=dt, anatomy=anatomy)
+        if inputs is None:
+            inputs = _token_example(module)
+        adapter = StreamAdapter(module, anatomy, inputs, embed, head)
+        return Imported(module, dt=dt, adapter=adapter)
 
     try:
         with reading(f"cannot open {type(module).__name__}"):
@@ -112,20 +105,6 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         raise ConfigError(
             f"dtype = {dtype} needs a copy: give the module.to(dtype) ({named_error(error)})"
         ) from error
-
-
-def _by_its_sums(module: nn.Module, example: Example, dt: float, because: Exception) -> Imported:
-    """The module by its residual stream. Raises the error because of which its blocks are not read,
-    if it has none.
-    """
-    try:
-        adapter = StreamAdapter(module, Anatomy(), example)
-        adapter.because = f"; its blocks are not read: {one_line(because)}"
-        return Imported(module, dt=dt, adapter=adapter)
-    except ConfigError as error:
-        if str(error) == str(because):
-            raise
-        raise ConfigError(f"{because}; nor is it read by its sums: {error}") from because
 
 
 def _token_example(module: nn.Module) -> Tensor:

@@ -403,7 +403,7 @@ class StreamAdapter(ModuleAdapter):
             return parts  # it has no derivatives, which the analyses say, or has checkpoints
         checked = []
         for k, (sublayer, length) in enumerate(parts):
-            step = partial(sublayer.step, length=length)
+            step = partial(sublayer.step, dt=length)
             if sublayer.kind != "part" and not has_pull(step, states[k], pulls[k], own[k]):
                 reason = "its code changes the derivatives, which its operations alone do not show"
                 sublayer, length = self._whole_part(k, reason, states[k]), 1.0
