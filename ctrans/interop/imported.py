@@ -88,6 +88,8 @@ class Imported(nn.Module):
                 adapter.because = f"; its blocks are not read: {one_line(by_name)}"
                 self._read(adapter, dt)
             except ConfigError as error:
+                if not isinstance(by_name, ConfigError):
+                    raise by_name from None  # it does not run
                 if str(error) == str(by_name):
                     raise
                 raise ConfigError(f"{by_name}; nor is it read by its sums: {error}") from by_name

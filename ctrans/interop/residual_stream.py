@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ctrans.interop.operations import RESHAPES, SUMS, Graph
 from ctrans.interop.residual_sums import (
@@ -259,13 +259,17 @@ def _other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[st
     for step in steps:
         if step.sum is not None and step.sum.offset is not None:
             of_parts.update(graph.operations[step.sum.y].reads)  # the sum without its offset
-    width = graph.operations[steps[0].first].output.shape[-1]
     others = {
         n
         for n in sums_among(graph, graph.before(sink)) - of_parts
-        if graph.operations[n].output.shape[-1] == width  # scores may be sums too
+        if not _may_be_scores(graph.operations[n].output, graph.operations[steps[0].first].output)
     }
     return [_first_module(graph, n) for n in sorted(others)]
+
+
+def _may_be_scores(y: Tensor, state: Tensor) -> bool:
+    """Whether a sum is of no vectors of tokens, such as scores (batch, heads, tokens, tokens)."""
+    return y.dim() > state.dim() and y.shape[-1] != state.shape[-1]
 
 
 def _first_module(graph: Graph, n: int) -> str:
