@@ -206,6 +206,15 @@ def _selects_by_value(name: str, inputs: list[Tensor]) -> bool:
     return name == "__getitem__" and any(x.dtype == torch.bool for x in inputs[1:])
 
 
+def _layout_of(name: str, kwargs: Mapping[str, Any]) -> torch.memory_format | None:
+    """The order in memory that a call of that name asks for; None if it asks for none."""
+    default = torch.contiguous_format if name == "contiguous" else torch.preserve_format
+    layout: torch.memory_format = kwargs.get("memory_format", default)
+    if layout == torch.preserve_format:
+        return None
+    return layout
+
+
 def changes_its_input(name: str) -> bool:
     """Whether a function of that name writes into its first argument."""
     return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
@@ -259,6 +268,10 @@ class Graph:
         """The operations whose values became Python's numbers, as a branch of the code needs."""
         self.numbers: dict[CallSite, int] = {}
         """By call site."""
+        self.layouts: dict[int, torch.memory_format] = {}
+        """By number, the order in memory that the code asks for of an output that already has it.
+        Another kernel may return the same numbers in another order.
+        """
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""
         self._views: dict[int, list[Tensor]] = {}
@@ -295,6 +308,9 @@ class Graph:
             results = tensors_in(output)
         if not changes_its_input(name):  # what it only passes on is no result
             results = [x for x in results if all(x is not input_ for input_ in inputs)]
+            layout = _layout_of(name, arguments[1])
+            if layout is not None and inputs and output is inputs[0]:
+                self.layouts[self.number(output)] = layout
         if results:
             numbers = [self.number(x) for x in inputs]
             reads = numbers[: VALUES_READ.get(name)]
