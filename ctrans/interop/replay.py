@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_map
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.multihead import UnfoldedAttention, arguments, unfolds
-from ctrans.interop.operations import CallSite, Graph, Made, Operation, changes_its_input
+from ctrans.interop.operations import CallSite, Graph, Made, Operation
 from ctrans.interop.products import AS_IT_IS, TRANSPOSED, Product, product_at
 from ctrans.interop.recorded_calls import STATE, Template
+from ctrans.interop.writes import changes_its_input
 from solvers import ConfigError
 
 Computed = dict[int, Any]

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Operation
 
-PASSED_ON = (*RESHAPES, "dropout", "clone", "type_as", "float", "to")
+COPIES = ("clone", "dropout")
+"""Operations that copy their input, in evaluation."""
+PASSED_ON = (*RESHAPES, *COPIES, "type_as", "float", "to")
 """Operations that pass on their input, in evaluation and in its dtype."""
 SCALINGS = ("mul", "mul_", "div", "div_")
 
@@ -186,7 +188,8 @@ def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
     states = [term for term in terms if not _is_offset(graph, term.outer, n)]
     if len(states) < 2:
         return None
-    first = min(states, key=lambda term: term.number)
+    # a copy of the state may be made after the maps
+    first = min(states, key=lambda term: reshaped(graph, term.number)[-1])
     others = [term.number for term in states if term is not first]
     for x in _factored(graph, first.outer):
         if graph.operations[x.number].site is None:
@@ -225,9 +228,9 @@ def _is_product(graph: Graph, n: int) -> bool:
 
 
 def reshaped(graph: Graph, n: int) -> list[int]:
-    """Operation n and those before it of which it is a reshaped output, latest first."""
+    """Operation n and those before it of which it is a reshaped output, or a copy, latest first."""
     found = [n]
-    while graph.operations[n].name in RESHAPES:
+    while graph.operations[n].name in (*RESHAPES, *COPIES):
         n = graph.operations[n].reads[0]
         if graph.operations[n].site is None:
             break

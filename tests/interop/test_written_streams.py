@@ -9,7 +9,7 @@ from torch import nn
 
 from ctrans.dynamics.fields import HasReferenceKernel
 from ctrans.interop import open_model
-from tests.interop.test_ways_of_writing import HEADS, WIDTH, Model, ids
+from tests.interop.test_ways_of_writing import HEADS, WIDTH, Model, ids, states_as_read
 
 
 class Fused(nn.Module):
@@ -55,3 +55,95 @@ def test_an_output_that_another_kernel_lays_out_otherwise_is_joined(way):
         torch.testing.assert_close(field(x), expected)
         field.use_reference_kernel = True
         torch.testing.assert_close(field(x), expected)
+
+
+def add_(x, y):
+    x.add_(y)
+    return x
+
+
+def out(x, y):
+    torch.add(x, y, out=x)
+    return x
+
+
+def new_out(x, y):
+    total = torch.empty_like(x)
+    torch.add(x, y, out=total)
+    return total
+
+
+def copy_(x, y):
+    x.copy_(x + y)
+    return x
+
+
+def set_all(x, y):
+    x[:] = x + y
+    return x
+
+
+def set_copy(x, y):
+    x[...] = x.clone() + y
+    return x
+
+
+def slice_in_place(x, y):
+    x[:] += y
+    return x
+
+
+def clone(x, y):
+    return x.clone() + y
+
+
+def contiguous(x, y):
+    return x.contiguous() + y.clone()
+
+
+class Written(Model):
+    """Pre-LN, where `sum_` adds a part's output to the state."""
+
+    def __init__(self, sum_):
+        super().__init__(lambda: Fused(JOINED["contiguous, view"]))
+        self.sum_ = sum_
+
+    def add(self, x, part, norm):
+        return self.sum_(x, part(norm(x)))
+
+
+@pytest.mark.parametrize(
+    "sum_",
+    [add_, out, new_out, copy_, set_all, set_copy, slice_in_place, clone, contiguous],
+)
+def test_a_sum_is_read_however_it_is_written(sum_):
+    torch.manual_seed(0)
+    module = Written(sum_).double().eval()
+    same = Written(torch.add).double().eval()
+    same.load_state_dict(module.state_dict())
+    opened = open_model(module, example=ids())
+    assert opened.model.config.placement == "pre"
+    assert not opened.model.config.unread
+    with torch.no_grad():
+        for state, own in zip(states_as_read(opened.model, ids()), same.states(ids()), strict=True):
+            torch.testing.assert_close(state, own)
+        torch.testing.assert_close(opened.model.head(state), same(ids()))
+
+
+class ClonedAtBlocks(Written):
+    def states(self, ids):
+        x = self.embedding(ids)
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            x = x.clone()
+            for part, norm in ((attention, self.norms[2 * i]), (ffn, self.norms[2 * i + 1])):
+                x = self.add(x, part, norm)
+        return [x]
+
+
+@pytest.mark.parametrize("sum_", [add_, torch.add])
+def test_a_copy_of_the_state_is_no_part(sum_):
+    module = ClonedAtBlocks(sum_).double().eval()
+    model = open_model(module, example=ids()).model
+    assert model.config.placement == "pre"
+    assert len(model.depth.sublayers) == 4
+    assert not model.config.unread
