@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Operation
+from ctrans.interop.products import product_at
 
 COPIES = ("clone", "dropout")
 """Operations that copy their input, in evaluation."""
@@ -149,6 +150,8 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
                 return None
             if first.numel() != shape.numel() or first[-1] != shape[-1]:
                 return None
+            if offsets and not _belongs_to(graph, offsets[0], others) and _adds_to_a_sum(graph, n):
+                return None  # the offset is added to a state
             return Sum(x.number, n, x.factor, tuple(others), *offsets)
         opened = max(
             (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
@@ -181,6 +184,21 @@ def _is_offset(graph: Graph, term: int, n: int) -> bool:
     return (
         graph.is_of_weights(term) and size < (graph.operations[n].shape or torch.Size([1])).numel()
     )
+
+
+def _belongs_to(graph: Graph, offset: int, terms: list[Scaled]) -> bool:
+    """Whether an offset is that of the only term, which is a product of matrices without one."""
+    (term, *others) = terms
+    product = product_at(graph, term.number)
+    if others or term.number != term.outer or product is None or product.bias is not None:
+        return False
+    shape = graph.operations[term.number].shape
+    return shape is not None and graph.operations[offset].shape == shape[-1:]
+
+
+def _adds_to_a_sum(graph: Graph, n: int) -> bool:
+    """Whether an operand of the sum n is a residual sum."""
+    return any(sum_at(graph, each.number) for each in _operands(graph, Scaled(n, n)) or [])
 
 
 def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:

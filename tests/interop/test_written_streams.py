@@ -147,3 +147,54 @@ def test_a_copy_of_the_state_is_no_part(sum_):
     assert model.config.placement == "pre"
     assert len(model.depth.sublayers) == 4
     assert not model.config.unread
+
+
+VECTORS = {
+    "a row": lambda model, i, x: model.table[i],
+    "a module's row": lambda model, i, x: model.steps(torch.tensor(i)),
+    "a number": lambda model, i, x: model.table[i, 0],
+    "unbound": lambda model, i, x: model.table.unbind()[i],
+    "for all tokens": lambda model, i, x: model.table[i].expand_as(x),
+}
+
+
+class Stepped(Written):
+    """Each block adds a vector to the state first. `is_behind`: norms are behind the parts."""
+
+    def __init__(self, vector, is_behind):
+        super().__init__(torch.add)
+        self.vector = vector
+        self.is_behind = is_behind
+        self.table = nn.Parameter(torch.randn(2, WIDTH))
+        self.steps = nn.Embedding(2, WIDTH)
+
+    def add(self, x, part, norm):
+        if self.is_behind:
+            return x + norm(part(x))
+        return x + part(norm(x))
+
+    def states(self, ids):
+        x = self.embedding(ids)
+        found = []
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            x = x + self.vector(self, i, x)
+            found.append(x)
+            x = self.add(x, attention, self.norms[2 * i])
+            found.append(x)
+            x = self.add(x, ffn, self.norms[2 * i + 1])
+            found.append(x)
+        return found
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_vector_that_is_added_to_the_state_is_no_offset_of_the_part_before_it(name, is_behind):
+    torch.manual_seed(0)
+    module = Stepped(VECTORS[name], is_behind).double().eval()
+    model = open_model(module, example=ids()).model
+    kinds = [sublayer.kind for sublayer in model.depth.sublayers]
+    assert kinds == ["attention", "ffn", "part", "attention", "ffn"]
+    assert model.config.placement == ("output, mix" if is_behind else "pre, mix")
+    with torch.no_grad():
+        for state, own in zip(states_as_read(model, ids()), module.states(ids()), strict=True):
+            torch.testing.assert_close(state, own)
