@@ -398,6 +398,32 @@ class Graph:
         """Whether parameters alone make the output of operation n."""
         return bool(self._weights[n])
 
+    def stacked_vectors(self) -> list[str]:
+        """The paths of the parameters of several axes of which only vectors are read, such as the
+        offsets of all blocks in one.
+        """
+        readers: list[list[int]] = [[] for _ in self.operations]
+        for n, operation in enumerate(self.operations):
+            for number in set(operation.reads):
+                readers[number].append(n)
+
+        def is_read_by_vectors(n: int) -> bool:
+            return bool(readers[n]) and all(map(is_vector_or_stack, readers[n]))
+
+        def is_vector_or_stack(n: int) -> bool:
+            shape = self.operations[n].shape
+            is_vector = shape is not None and sum(size > 1 for size in shape) <= 1
+            return self.is_of_weights(n) and (is_vector or is_read_by_vectors(n))
+
+        return [
+            operation.path
+            for n, operation in enumerate(self.operations)
+            if isinstance(operation.output, nn.Parameter)
+            and operation.site is None
+            and operation.output.dim() > 1
+            and is_read_by_vectors(n)
+        ]
+
     def weights(self, first: int, last: int) -> list[nn.Parameter]:
         """The parameters that the operations after `first`, up to `last`, read, or slices of
         them.

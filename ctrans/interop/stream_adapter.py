@@ -146,6 +146,10 @@ class StreamAdapter(ModuleAdapter):
             f" {tuple(example.shape)}"
         )
 
+    def stacked_vectors(self) -> set[int]:
+        paths = self._graph.stacked_vectors()
+        return {id(self.model.get_parameter(path)) for path in paths if path}
+
     @property
     def begins_with_its_input(self) -> bool:
         """Whether its first state is its input as it gets it."""
