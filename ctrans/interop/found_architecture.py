@@ -162,12 +162,7 @@ def _described(norm: AdaptedNorm | WithoutGain) -> str:
         gain = "of the maps"
     else:
         form = norm.form
-        if form.gain is None:
-            gain = "1"
-        elif form.shift:
-            gain = f"1 + {form.gain}"
-        else:
-            gain = form.gain
+        gain = form.described_gain
         if form.added:
             eps = f"eps = {form.added:g} added to the deviation"
     return f"{_label(norm.module)} ({kind}, gamma = {gain}, {eps})"

@@ -40,7 +40,7 @@ MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
 """Operations that change the order or the shape of axes."""
 AFFINE = (
     "it multiplies the state by numbers and adds what its parts do not change: an earlier state,"
-    " which derivatives hold fixed, or coordinates"
+    " which derivatives hold fixed, coordinates, or a vector"
 )
 Samples = Sequence[tuple[Tensor, Tensor]]
 """States before a part of a model, and behind it."""

@@ -66,6 +66,10 @@ class ModelAdapter(ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         """X_0 (*batch, tokens, width)."""
 
+    def stacked_vectors(self) -> set[int]:
+        """The ids of the parameters that are known as stacks of vectors, not as matrices."""
+        return set()
+
     @abstractmethod
     def outputs(self, x: Tensor) -> Any:
         """All that the model returns if the state after its last block is x (batch, tokens,

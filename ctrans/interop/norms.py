@@ -29,7 +29,7 @@ EPS_NAMES = ("eps", "variance_epsilon")
 """Attributes under which norms keep eps."""
 UNSAID_EPS = 1e-5
 """eps of modules without such an attribute: what nanoGPT passes to torch's layer_norm."""
-SIZES = (1e3, 1e-4, 1.0, 1.0, 1e-2)
+SIZES = (1e3, 1e-4, 1.0, 1.0, 1e-2, 1e-3)
 """Sizes of the states on which a module is run. The first two determine its numbers; the others
 check them.
 """
@@ -41,6 +41,8 @@ SHORT = 1e-4
 """Relative distance within which a fitted number is replaced by one of the module's numbers, or by
 one with few digits.
 """
+NEARER = 4.0
+"""How many times nearer eps beside the deviation must fit than eps in the variance."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,21 @@ class Form:
     offset: str | None = "bias"
     factor: float = 1.0
     added: float = 0.0
+
+    @property
+    def described_gain(self) -> str:
+        """gamma in words, such as 0.9843 weight."""
+        factor = f"{self.factor:.4g}"
+        if self.gain is None:
+            return factor
+        gain = self.gain
+        if self.shift:
+            gain = f"{self.shift:g} + {gain}"
+        if factor == "1":
+            return gain
+        if self.shift:
+            gain = f"({gain})"
+        return f"{factor} {gain}"
 
 
 class UnitGains(SphereNorm):
@@ -349,6 +366,7 @@ def _fitted(trial: nn.Module, factors: Tensor, mean_square: Tensor, form: Form) 
     """
     if not factors[:2].all():
         return None  # it maps a state to 0
+    found: tuple[float, Form] | None = None
     for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
         high, low = (1 / float(factors[i]) ** power for i in (0, 1))
         m_high, m_low = (float(mean_square[i]) ** (power / 2) for i in (0, 1))
@@ -370,10 +388,11 @@ def _fitted(trial: nn.Module, factors: Tensor, mean_square: Tensor, form: Form) 
             fitted = replace(form, factor=factor, eps=eps, added=0.0)
         else:
             fitted = replace(form, factor=factor, eps=0.0, added=eps)
-        miss = (_sigma(fitted, mean_square) * factors / factor - 1).abs().max()
-        if miss <= 64 * unit(torch.float32):
-            return fitted
-    return None
+        miss = float((_sigma(fitted, mean_square) * factors / factor - 1).abs().max())
+        # of a small eps both forms are near, and the states between show which one it is
+        if miss <= 64 * unit(torch.float32) and (found is None or miss < found[0] / NEARER):
+            found = (miss, fitted)
+    return None if found is None else found[1]
 
 
 def _sigma(form: Form, mean_square: Tensor) -> Tensor:

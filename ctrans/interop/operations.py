@@ -23,6 +23,14 @@ from torch.utils._pytree import tree_map
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.norms import as_norm
+from ctrans.interop.writes import (
+    changes_its_input,
+    copied_by,
+    is_whole,
+    places_in,
+    put_into,
+    taken_from,
+)
 
 CallSite = tuple[Any, ...]
 """Where code calls an operation: the code, the place in it, and how often it ran before; or the
@@ -43,7 +51,16 @@ VALUES_READ = {
 """Of how many tensors, from the first, an operation reads the values; of others it reads the dtype
 or the shape alone. Other operations read the values of all.
 """
-RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous")
+RESHAPES = (
+    "alias",  # x[:]
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+)
 """Operations that keep all numbers in their order."""
 PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
 """Parts of the names of operations that multiply by matrices."""
@@ -206,48 +223,49 @@ def _selects_by_value(name: str, inputs: list[Tensor]) -> bool:
     return name == "__getitem__" and any(x.dtype == torch.bool for x in inputs[1:])
 
 
-def changes_its_input(name: str) -> bool:
-    """Whether a function of that name writes into its first argument."""
-    return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+def _layout_of(name: str, kwargs: Mapping[str, Any]) -> torch.memory_format | None:
+    """The order in memory that a call of that name asks for; None if it asks for none."""
+    default = torch.contiguous_format if name == "contiguous" else torch.preserve_format
+    layout: torch.memory_format = kwargs.get("memory_format", default)
+    if layout == torch.preserve_format:
+        return None
+    return layout
 
 
-def put_into(base: Tensor, view: Tensor, places: Tensor) -> Tensor:
-    """The base with the entries of a view at these places of its own.
-
-    `torch.as_strided_scatter` does the same, but its derivative by the base is wrong in torch 2.13.
+def written_by(function: Function, arguments: Any) -> Tensor | None:
+    """The tensor into which a call writes: its `out`, or its first argument if it changes that.
+    None if it writes into no tensor.
     """
-    flat = base.reshape(-1).index_copy(0, places, view.reshape(-1))
-    return flat.reshape(base.shape)
+    _, kwargs = arguments
+    out = kwargs.get("out")
+    if isinstance(out, Tensor):
+        return out
+    if not changes_its_input(_name_of_call(function, kwargs)):
+        return None
+    return next(iter(tensors_in(arguments)), None)
 
 
-def taken_from(base: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """The entries of the base at these places, in that shape."""
-    return base.reshape(-1)[places].reshape(shape)
+def replaced(
+    function: Function, arguments: Any, output: Any, new: Callable[[Tensor], Tensor]
+) -> Any:
+    """What a call returns with new(x) in place of the tensor x that it makes or writes into."""
+    written = written_by(function, arguments)
+    if written is None:
+        return new(output)
+    # the code may go on with the tensor that it wrote into, not with what is returned
+    instead = new(written)
+    if instead is not written:
+        written.copy_(instead)
+    return output
 
 
-def _places_in(base: Tensor, view: Tensor) -> Tensor:
-    """The places of a view's entries among those of its base, both in the order of their axes."""
-    in_storage = [
-        torch.arange(_extent(base, view), device=base.device).as_strided(
-            tuple(each.shape), each.stride(), each.storage_offset()
-        )
-        for each in (base, view)
-    ]
-    of_base, of_view = (places.flatten() for places in in_storage)
-    number = torch.zeros(_extent(base, view), dtype=torch.long, device=base.device)
-    number[of_base] = torch.arange(len(of_base), device=base.device)
-    return number[of_view]
-
-
-def _extent(*tensors: Tensor) -> int:
-    """One more than the last place of the storage that one of the tensors reads."""
-    lasts = [
-        tensor.storage_offset()
-        + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        for tensor in tensors
-        if tensor.numel()
-    ]
-    return 1 + int(max(lasts, default=0))
+def _name_of_call(function: Function, kwargs: Mapping[str, Any]) -> str:
+    """The name of a function, with "_" if it writes into its input because it is asked to."""
+    name = name_of(function)
+    # a dropout in evaluation passes its input on
+    if kwargs.get("inplace") is True and "dropout" not in name:
+        name += "_"
+    return name
 
 
 class Graph:
@@ -261,6 +279,10 @@ class Graph:
         self.orders: dict[tuple[int, int], list[int]] = {}
         """By two operations: those in order that make the second of the first."""
         """By call site."""
+        self.layouts: dict[int, torch.memory_format] = {}
+        """By number, the order in memory that the code asks for of an output that already has it.
+        Another kernel may return the same numbers in another order.
+        """
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""
         self._views: dict[int, list[Tensor]] = {}
@@ -284,30 +306,39 @@ class Graph:
 
     def met(self, site: CallSite, function: Function, arguments: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
-        name = name_of(function)
-        # a dropout in evaluation passes its input on
-        if arguments[1].get("inplace") is True and "dropout" not in name:
-            name += "_"
+        name = _name_of_call(function, arguments[1])
+        written = written_by(function, arguments)
+        copied = copied_by(name, arguments[0])
+        if copied is not None:
+            name, function, arguments = "clone", torch.clone, ((copied,), {})
+        elif written is not None and arguments[1].get("out") is written:
+            kwargs = {key: value for key, value in arguments[1].items() if key != "out"}
+            arguments = (arguments[0], kwargs)
+        elif name == "__getitem__" and is_whole(arguments[0][1]):
+            name = "alias"
         inputs = tensors_in(arguments)
         if name in DECISIONS or _selects_by_value(name, inputs):
             self.decisions += [self.number(x) for x in inputs]
-        if name == "__setitem__":
-            results = inputs[:1]
+        if written is not None:
+            results = [written]
         else:
             results = tensors_in(output)
-        if not changes_its_input(name):  # what it only passes on is no result
+        if written is None:  # what it only passes on is no result
             results = [x for x in results if all(x is not input_ for input_ in inputs)]
+            layout = _layout_of(name, arguments[1])
+            if layout is not None and inputs and output is inputs[0]:
+                self.layouts[self.number(output)] = layout
         if results:
             numbers = [self.number(x) for x in inputs]
             reads = numbers[: VALUES_READ.get(name)]
             if isinstance(function, nn.Module):
                 reads += [self.number(weight) for weight in function.parameters()]
             args, kwargs = tree_map(self._as_made, arguments)
-            changed = inputs[0] if name == "__setitem__" else output
+            changed = output if written is None else written
             call = Operation(site, name, reads, changed, function, args, kwargs)
             self._add(call, results)
-            if changes_its_input(name):
-                self._write_through(site, inputs[0])
+            if written is not None:
+                self._write_through(site, written)
         # several outputs: each is an operation that reads them all
         if not isinstance(output, Tensor):
             for i, x in enumerate(tensors_in(output)):
@@ -321,7 +352,7 @@ class Graph:
             self._write_to_others(site, view, view)
             return
         numbers = [self.number(base), self.number(view)]
-        args = (*map(Made, numbers), _places_in(base, view))
+        args = (*map(Made, numbers), places_in(base, view))
         call = Operation((*site, "base"), put_into.__name__, numbers, base, put_into, args, {})
         self._add(call, [base])
         self._write_to_others(site, base, view)
@@ -331,7 +362,7 @@ class Graph:
         others = [each for each in self._views.get(id(base), []) if each is not view]
         for i, other in enumerate(others):
             number = self.number(base)
-            args = (Made(number), _places_in(base, other), other.shape)
+            args = (Made(number), places_in(base, other), other.shape)
             name = taken_from.__name__
             call = Operation((*site, "view", i), name, [number], other, taken_from, args, {})
             self._add(call, [other])
@@ -368,6 +399,32 @@ class Graph:
     def is_of_weights(self, n: int) -> bool:
         """Whether parameters alone make the output of operation n."""
         return bool(self._weights[n])
+
+    def stacked_vectors(self) -> list[str]:
+        """The paths of the parameters of several axes of which only vectors are read, such as the
+        offsets of all blocks in one.
+        """
+        readers: list[list[int]] = [[] for _ in self.operations]
+        for n, operation in enumerate(self.operations):
+            for number in set(operation.reads):
+                readers[number].append(n)
+
+        def is_read_by_vectors(n: int) -> bool:
+            return bool(readers[n]) and all(map(is_vector_or_stack, readers[n]))
+
+        def is_vector_or_stack(n: int) -> bool:
+            shape = self.operations[n].shape
+            is_vector = shape is not None and sum(size > 1 for size in shape) <= 1
+            return self.is_of_weights(n) and (is_vector or is_read_by_vectors(n))
+
+        return [
+            operation.path
+            for n, operation in enumerate(self.operations)
+            if isinstance(operation.output, nn.Parameter)
+            and operation.site is None
+            and operation.output.dim() > 1
+            and is_read_by_vectors(n)
+        ]
 
     def weights(self, first: int, last: int) -> list[nn.Parameter]:
         """The parameters that the operations after `first`, up to `last`, read, or slices of

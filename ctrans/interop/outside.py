@@ -29,13 +29,13 @@ from ctrans.interop.operations import (
     Made,
     Operation,
     Operations,
-    changes_its_input,
     whole_modules,
 )
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.residual_sums import SCALINGS
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_adapter import TransformersAdapter
+from ctrans.interop.writes import changes_its_input
 
 CONTEXT = "what its blocks read beside the state"
 KINDS = {BEFORE: "the embedding", CONTEXT: "fixed", BEHIND: "the head"}

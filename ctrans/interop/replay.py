@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_map
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.multihead import UnfoldedAttention, arguments, unfolds
-from ctrans.interop.operations import CallSite, Graph, Made, Operation, changes_its_input
+from ctrans.interop.operations import CallSite, Graph, Made, Operation
 from ctrans.interop.products import AS_IT_IS, TRANSPOSED, Product, product_at
 from ctrans.interop.recorded_calls import STATE, Template
+from ctrans.interop.writes import changes_its_input
 from solvers import ConfigError
 
 Computed = dict[int, Any]
@@ -244,9 +245,11 @@ class Replayed(nn.Module):
 
     def _run(self, graph: Graph, order: Sequence[int], values: Computed, last: int) -> Tensor:
         """The tensor `last` of the operations of a graph, given some of their values."""
+        for n in values:
+            values[n] = _laid_out(graph, n, values[n])
         for n in order:
             if n not in values:
-                values[n] = self._value(graph, n, values)
+                values[n] = _laid_out(graph, n, self._value(graph, n, values))
         result: Tensor = self._read(graph, last, values)
         return result
 
@@ -255,7 +258,7 @@ class Replayed(nn.Module):
         if n not in values:
             operation = graph.operations[n]
             if operation.site is None or graph.is_of_weights(n):
-                values[n] = self._value(graph, n, values)
+                values[n] = _laid_out(graph, n, self._value(graph, n, values))
             else:  # another input, or what is made of it
                 values[n] = operation.output
         return values[n]
@@ -299,6 +302,8 @@ class Replayed(nn.Module):
             if result is None:
                 return target
             return result
+        if operation.name == "view" and _is_shape(args[1:]) and not kwargs:
+            function = Tensor.reshape
         return function(*args, **kwargs)
 
     def _by_tokens(self, linear: nn.Module, x: Tensor) -> Tensor:
@@ -358,6 +363,18 @@ def _between(graph: Graph, first: int | None, last: int) -> list[int]:
         and graph.operations[n].site is not None
         and (n in of_first or n not in of_input)
     ]
+
+
+def _laid_out(graph: Graph, n: int, value: Any) -> Any:
+    """The value of operation n in the order in memory that the code asks for."""
+    if n not in graph.layouts or value.dim() != graph.operations[n].output.dim():
+        return value
+    return value.contiguous(memory_format=graph.layouts[n])
+
+
+def _is_shape(args: Sequence[Any]) -> bool:
+    """Whether a view with these arguments gives its input another shape, rather than a dtype."""
+    return not any(isinstance(each, torch.dtype) for each in args)
 
 
 def _template(graph: Graph, operation: Operation) -> Template:

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Operation
+from ctrans.interop.products import product_at
 
-PASSED_ON = (*RESHAPES, "dropout", "clone", "type_as", "float", "to")
+COPIES = ("clone", "dropout")
+"""Operations that copy their input, in evaluation."""
+PASSED_ON = (*RESHAPES, *COPIES, "type_as", "float", "to")
 """Operations that pass on their input, in evaluation and in its dtype."""
 SCALINGS = ("mul", "mul_", "div", "div_")
 
@@ -147,6 +150,8 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
                 return None
             if first.numel() != shape.numel() or first[-1] != shape[-1]:
                 return None
+            if offsets and not _belongs_to(graph, offsets[0], others) and _adds_to_a_sum(graph, n):
+                return None  # the offset is added to a state
             return Sum(x.number, n, x.factor, tuple(others), *offsets)
         opened = max(
             (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
@@ -181,12 +186,28 @@ def _is_offset(graph: Graph, term: int, n: int) -> bool:
     )
 
 
+def _belongs_to(graph: Graph, offset: int, terms: list[Scaled]) -> bool:
+    """Whether an offset is that of the only term, which is a product of matrices without one."""
+    (term, *others) = terms
+    product = product_at(graph, term.number)
+    if others or term.number != term.outer or product is None or product.bias is not None:
+        return False
+    shape = graph.operations[term.number].shape
+    return shape is not None and graph.operations[offset].shape == shape[-1:]
+
+
+def _adds_to_a_sum(graph: Graph, n: int) -> bool:
+    """Whether an operand of the sum n is a residual sum."""
+    return any(sum_at(graph, each.number) for each in _operands(graph, Scaled(n, n)) or [])
+
+
 def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
     """The term of the sum n that all others see through products of matrices; offsets aside."""
     states = [term for term in terms if not _is_offset(graph, term.outer, n)]
     if len(states) < 2:
         return None
-    first = min(states, key=lambda term: term.number)
+    # a copy of the state may be made after the maps
+    first = min(states, key=lambda term: reshaped(graph, term.number)[-1])
     others = [term.number for term in states if term is not first]
     for x in _factored(graph, first.outer):
         if graph.operations[x.number].site is None:
@@ -225,9 +246,9 @@ def _is_product(graph: Graph, n: int) -> bool:
 
 
 def reshaped(graph: Graph, n: int) -> list[int]:
-    """Operation n and those before it of which it is a reshaped output, latest first."""
+    """Operation n and those before it of which it is a reshaped output, or a copy, latest first."""
     found = [n]
-    while graph.operations[n].name in RESHAPES:
+    while graph.operations[n].name in (*RESHAPES, *COPIES):
         n = graph.operations[n].reads[0]
         if graph.operations[n].site is None:
             break

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ctrans.base.as_found import as_found
 from ctrans.base.printable import one_line
@@ -40,7 +40,7 @@ from ctrans.interop.named_modules import (
     states_around,
     steps_of_blocks,
 )
-from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
+from ctrans.interop.operations import CallSite, Function, Graph, Operations, replaced, whole_modules
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import (
@@ -146,6 +146,10 @@ class StreamAdapter(ModuleAdapter):
             f" {tuple(example.shape)}"
         )
 
+    def stacked_vectors(self) -> set[int]:
+        paths = self._graph.stacked_vectors()
+        return {id(self.model.get_parameter(path)) for path in paths if path}
+
     @property
     def begins_with_its_input(self) -> bool:
         """Whether its first state is its input as it gets it."""
@@ -180,25 +184,17 @@ class StreamAdapter(ModuleAdapter):
         """
 
         def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
-            if output is None and site in self._numbers:  # it writes into its first argument
-                written = inputs[0][0]
-                instead = look(self._numbers[site], written)
-                if instead is not written:
-                    written.copy_(instead)
-                return None
-            if not isinstance(output, Tensor):
-                numbers = count()
-
-                def met_part(part: Any) -> Any:
-                    if isinstance(part, Tensor):
-                        return met((*site, next(numbers)), function, inputs, part)
-                    return part
-
-                return tree_map(met_part, output)
             k = self._numbers.get(site)
-            if k is None:
+            if k is not None:
+                return replaced(function, inputs, output, partial(look, k))
+            if isinstance(output, Tensor):
                 return output
-            return look(k, output)
+            numbers = count()
+
+            def met_part(part: Tensor) -> Any:
+                return met((*site, next(numbers)), function, inputs, part)
+
+            return tree_map_only(Tensor, met_part, output)
 
         return Operations(met, self.whole)
 
@@ -244,10 +240,13 @@ class StreamAdapter(ModuleAdapter):
         """
         result = x
 
+        def own_form(like: Tensor) -> Tensor:
+            return self.axes.own_form(x, like.shape).clone()
+
         def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
             nonlocal result
             if site == first:
-                return self.axes.own_form(x, output.shape).clone()
+                return replaced(function, inputs, output, own_form)
             if site == reader:
                 result = self.axes.rows_like(tensors_in(inputs)[index], x)
                 raise Seen

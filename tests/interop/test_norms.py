@@ -2,6 +2,8 @@
 module's own to the bit.
 """
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch import nn
 
 import ctrans
 from ctrans.control.sets_by_norm import reachable
-from ctrans.interop.norms import as_norm
+from ctrans.interop.norms import Form, as_norm
 from tests.interop.plain_modules import (
     MADE_NORMS,
     WIDTH,
@@ -230,3 +232,66 @@ def test_a_norm_that_cannot_be_copied_is_the_nearest_form(centred, dtype, gain, 
     assert found is not None
     assert found.centred == centred
     assert torch.equal(found.gamma.float(), (found.module.weight + added).float())
+
+
+class ByFormula(nn.Module):
+    """gain * divided(x) + offset."""
+
+    def __init__(self, divided):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.offset = nn.Parameter(torch.zeros(WIDTH))
+        self.divided = divided
+
+    def forward(self, x):
+        return self.gain * self.divided(x) + self.offset
+
+
+def size(x):
+    return x.square().mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("eps", "rounds"), [(1e-6, False), (1e-8, False), (1e-9, False), (1e-6, True), (1e-8, True)]
+)
+def test_a_small_eps_is_known_beside_the_deviation_and_in_the_variance(eps, rounds):
+    def computed(x):
+        return x.float() if rounds else x
+
+    beside = as_norm(ByFormula(lambda x: computed(x) / (size(computed(x)).sqrt() + eps)))
+    assert beside.eps == 0
+    assert math.isclose(beside.added, eps, rel_tol=1e-2)
+    inside = as_norm(ByFormula(lambda x: computed(x) / (size(computed(x)) + eps**1.5).sqrt()))
+    assert inside.added == 0
+    assert math.isclose(inside.eps, eps**1.5, rel_tol=1e-2)
+
+
+DESCRIBED = {
+    "gamma = gain": lambda x: x / (size(x) + 1e-5).sqrt(),
+    "gamma = 0.9843 gain": lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True),
+    "gamma = 0.1768 gain": lambda x: x / x.norm(dim=-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("gain", DESCRIBED)
+def test_a_description_has_the_factor_of_the_gain(gain):
+    assert WIDTH == 32  # sqrt(31/32) = 0.9843, 1/sqrt(32) = 0.1768
+    norm = as_norm(ByFormula(DESCRIBED[gain]))
+    assert f"gamma = {norm.form.described_gain}" == gain
+    assert torch.allclose(norm.gamma, norm.form.factor * torch.ones(WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("shift", "gain", "factor", "described"),
+    [(0.0, None, 1.0, "1"), (0.0, None, 0.25, "0.25"), (1.0, "w", 0.5, "0.5 (1 + w)")],
+)
+def test_a_gain_in_words(shift, gain, factor, described):
+    assert Form(False, shift, 0.0, gain, factor=factor).described_gain == described
+
+
+def test_an_opened_model_says_the_factor_of_its_gains():
+    model = LanguageModel()
+    for block in model.stack:
+        block.ln_a = ByFormula(DESCRIBED["gamma = 0.9843 gain"])
+    described = ctrans.open_model(model.eval(), example=ids()).described
+    assert "gamma = 0.9843 gain" in described

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from ctrans import open_model
-from ctrans.interop.operations import Graph, Operations, _places_in, put_into, taken_from
+from ctrans.interop.operations import Graph, Operations
+from ctrans.interop.writes import places_in, put_into, taken_from
 from tests.interop.test_read_by_operations import LAYERS, TOKENS, WIDTH, MethodOfTheBlock, made
 
 
@@ -27,7 +28,7 @@ def test_a_write_through_a_view_and_its_derivatives(view_of, order):
     base = storage.detach().requires_grad_()
     view = view_of(storage)
     written = torch.randn(view.shape, dtype=torch.float64, generator=draw).requires_grad_()
-    places = _places_in(storage, view)
+    places = places_in(storage, view)
 
     def by_torch(base, written):
         whole = base.clone(memory_format=torch.preserve_format)

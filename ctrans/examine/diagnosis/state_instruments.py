@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.base.median import median_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, place_of, rms
 from ctrans.interop.block_structure import MIX
+from ctrans.interop.operations import Graph, Operations
 from ctrans.measure.backward.sensitivity import CLOSED, NOT_FINITE, Sensitivity
 from ctrans.measure.findings import Reading, Readings
 from ctrans.measure.forward.depth_share import token_similarity, without_map
@@ -156,6 +157,17 @@ class SublayerMoves(DiagnosticInstrument):
         return [self._moves[alike[i]] for i in places if alike[i] in self._moves]
 
 
+def _embeds(model: Model, tokens: Tensor) -> bool:
+    """Whether the first state is computed from the tokens. Learned latents that read the tokens are
+    not.
+    """
+    assert isinstance(model, nn.Module)
+    graph = Graph(model)
+    with torch.no_grad(), Operations(graph.met, {}):
+        x = model.embed(tokens)
+    return graph.number(x) in graph.after(graph.number(tokens))
+
+
 class EmbeddingShare(DiagnosticInstrument):
     """The size of X_0, the share of it that depends on the text, and the share of the last state
     that the depth adds.
@@ -183,8 +195,10 @@ class EmbeddingShare(DiagnosticInstrument):
         everywhere = (x * counted).sum((0, 1)) / counted.sum()
         text_variance = float(((x - at_position).square() * counted).sum())
         total_variance = float(((x - everywhere).square() * counted).sum())
-        self._is_the_same = not text_variance  # as of equal sequences: `head` knows the tokens
-        if text_variance and total_variance:
+        # as of equal sequences: `head` knows the tokens. A mean of equal numbers is rounded
+        rounding = torch.finfo(x.dtype).eps
+        self._is_the_same = text_variance <= rounding * total_variance
+        if total_variance and not self._is_the_same:
             share = text_variance / total_variance
             figure = (
                 f"{share:.2g} of its variance differs from sequence to sequence at one position"
@@ -193,7 +207,8 @@ class EmbeddingShare(DiagnosticInstrument):
 
     def head(self, model: Model, at: Turn) -> None:
         tokens = at.tokens
-        if self._is_the_same and len(tokens) > 1 and bool((tokens != tokens[:1]).any()):
+        differ = len(tokens) > 1 and bool((tokens != tokens[:1]).any())
+        if self._is_the_same and differ and _embeds(model, tokens):
             figure = "it is the same for all sequences, whose tokens differ"
             self.add("text in the embedding", 0.0, figure, place="the embedding")
 

@@ -5,7 +5,7 @@ depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ctrans.examine.diagnosis.untrained import (
     untrained_blocks,
     untrained_weights,
 )
+from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.weight_names import BLOCK
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
@@ -49,6 +50,7 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
     For a stack of matrices, such as experts, the matrix with the smallest largest entry counts.
     """
     readings: Readings = {quantity: [] for quantity in OFFERS}
+    is_stack = _stacks_of_vectors(model)
     places = {
         id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()
     }
@@ -62,7 +64,8 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
         if bad:
             figure = f"{bad} of {weight.numel()} entries of the weight {name} are inf or nan"
             readings["entries that are not finite"].append(Reading(float(bad), location, figure, k))
-        if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
+        is_in_memory = not weight.is_meta and weight.numel() > 1
+        if weight.dim() in (2, 3) and is_in_memory and not is_stack(name, weight):
             of_matrices = weight.detach().abs().amax((-2, -1))
             largest = float(of_matrices.min())
             which = ""
@@ -103,6 +106,23 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
     return {quantity: several for quantity, several in readings.items() if several}
 
 
+def _stacks_of_vectors(model: nn.Module) -> Callable[[str, Tensor], bool]:
+    """Whether a parameter of that name has several axes and is no matrix: the offsets or gains of
+    all blocks, or of all experts.
+    """
+    known: Collection[int] = ()
+    for part in (model, getattr(model, "model", None)):
+        adapter = getattr(part, "adapter", None)
+        if isinstance(adapter, ModelAdapter):
+            known = adapter.stacked_vectors()
+
+    def is_stack(name: str, weight: Tensor) -> bool:
+        last = name.rpartition(".")[2]
+        return id(weight) in known or last.endswith(("bias", "biases"))
+
+    return is_stack
+
+
 def _equal_matrices(model: nn.Module) -> list[Reading]:
     """For each matrix of several blocks, in how many it has the entries of an earlier block's, bit
     for bit. Matrices of equal rows do not count, nor do weights that blocks share.
@@ -137,7 +157,10 @@ def _equal_matrices(model: nn.Module) -> list[Reading]:
 def _excesses(model: nn.Module) -> dict[str, Excess]:
     """How far each matrix in memory is from what independent draws reach, by name."""
     excesses = {}
+    is_stack = _stacks_of_vectors(model)
     for name, weight in own_parameters(model):
+        if is_stack(name, weight):
+            continue
         if weight.dim() != 2 or weight.is_meta or min(weight.shape) < SMALLEST:
             continue
         if not weight.is_floating_point():  # codes of a quantised matrix
