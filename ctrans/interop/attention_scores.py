@@ -89,8 +89,8 @@ class Scores:
         return None
 
     def _stated(self) -> list[float]:
-        """Candidates for the scale: what the module states and 1/sqrt(head), each also times the
-        squared length of the rotary tables.
+        """Candidates for the scale: what the module states, 1/sqrt(head), and none; each also times
+        the squared length of the rotary tables.
         """
         attributes = [getattr(self.chain.stages[0], name, None) for name in SCALES]
         factors = [
@@ -98,7 +98,7 @@ class Scores:
             for attribute in attributes
             if isinstance(attribute, (int, float)) and not isinstance(attribute, bool)
         ]
-        factors.append(self.head**-0.5)
+        factors += [self.head**-0.5, 1.0]
         stretches = {1.0}
         if isinstance(self.context.get(ROTARY), tuple):
             cosines, sines = self.context[ROTARY]

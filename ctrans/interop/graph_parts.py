@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -354,13 +355,14 @@ class PartsReader:
         return "attention", chain, length
 
     def _label(self, term: Term) -> str:
-        """The class of the smallest module of the model that has the map's weights and no matrix of
-        another map.
+        """The class of the smallest module of the model that has the map's own weights and no
+        matrix of another map.
         """
         weights = self.graph.weights(term.start, term.end)
-        of_all = {id(weight) for part in self.adapter.weights for weight in part}
-        holder = self.adapter.model.get_submodule(self.graph.path_around(weights))
-        others = of_all - set(map(id, weights))
+        uses = Counter(id(weight) for part in self.adapter.weights for weight in part)
+        own = [weight for weight in weights if uses[id(weight)] < 2]
+        holder = self.adapter.model.get_submodule(self.graph.path_around(own or weights))
+        others = set(uses) - set(map(id, weights))
         is_shared = any(weight.dim() > 1 and id(weight) in others for weight in holder.parameters())
         if is_shared or holder is self.adapter.model or isinstance(holder, CONTAINERS):
             return MapOfOperations.label

@@ -442,15 +442,31 @@ class LoopOverTokens(MethodOfTheBlock):
         return torch.stack(seen, 1)
 
 
-def test_a_loop_over_tokens_is_refused_at_another_length():
+def test_a_loop_over_tokens_is_read_at_another_length():
     opened = ctrans.open_model(made(LoopOverTokens), example=TOKENS)
     with torch.no_grad():
-        assert near(opened(TOKENS)[0], made(LoopOverTokens)(TOKENS))
-    for _ in range(2):  # a refusal is no reason to accept it later
-        with pytest.raises(
-            ConfigError, match="open it again, with inputs of this shape as example="
-        ):
-            opened(torch.cat([TOKENS, TOKENS], 1))
+        for tokens in (TOKENS, torch.cat([TOKENS, TOKENS], 1), TOKENS[:, :3]):
+            assert near(opened(tokens)[0], made(LoopOverTokens)(tokens))
+
+
+class ScaledByLength(LoopOverTokens):
+    """A number that depends on the length of the text, where the code makes it."""
+
+    def attend(self, i, x):
+        return super().attend(i, x) * (1.0 + math.log(x.shape[1] / TOKENS.shape[1]))
+
+
+def test_a_number_by_the_length_is_that_of_each_length_or_refused():
+    opened = ctrans.open_model(made(ScaledByLength), example=TOKENS)
+    longer = torch.cat([TOKENS, TOKENS], 1)
+    with torch.no_grad():
+        assert near(opened(TOKENS)[0], made(ScaledByLength)(TOKENS))
+        try:
+            found = opened(longer)[0]
+        except ConfigError as error:
+            assert "open it again, with inputs of this shape as example=" in str(error)
+        else:
+            assert near(found, made(ScaledByLength)(longer))
 
 
 class WithoutGradients(MethodOfTheBlock):
