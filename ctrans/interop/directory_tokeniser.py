@@ -62,18 +62,28 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
     Raises ConfigError for a tokenizer that is damaged or names its own code, and for a directory
     without a tokenizer if the vocabulary is smaller than 256.
     """
+    no_files: list[str] = []
     if directory is not None:
-        _say_no_files(directory)
-    if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
-        return _from_files(directory)
-    if directory is None and 0 < vocabulary < VOCABULARY:
-        return _modulo(vocabulary)
-    if vocabulary < VOCABULARY:
-        where = repr(str(directory))
+        no_files = _no_files(directory)
+    is_there = directory is not None and any(
+        os.path.isfile(directory / name) for name in TOKENIZERS
+    )
+    reads_bytes_modulo = directory is None and vocabulary > 0
+    if not is_there and vocabulary < VOCABULARY and not reads_bytes_modulo:
+        why = f"{str(directory)!r} has no tokenizer"
+        fix = "give token ids by --ids FILE"
+        if no_files:
+            why = no_files[0]
+            fix = f"restore the file, or {fix}"
         raise ConfigError(
-            f"{where} has no tokenizer, and its vocabulary of {vocabulary} is too small for bytes"
-            " (256): give token ids by --ids FILE"
+            f"{why}, and its vocabulary of {vocabulary} is too small for bytes (256): {fix}"
         )
+    for problem in no_files:
+        LOGGER.warning("%s, so it is not read: restore the file", problem)
+    if directory is not None and is_there:
+        return _from_files(directory)
+    if 0 < vocabulary < VOCABULARY:
+        return _modulo(vocabulary)
     if directory is None or vocabulary == VOCABULARY:
         return BYTES
     doubt = (
@@ -83,8 +93,9 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
     return dataclasses.replace(BYTES, description=BYTES.description + doubt)
 
 
-def _say_no_files(directory: Path) -> None:
-    """Says which entries of the directory have the name of a tokenizer's file and are none."""
+def _no_files(directory: Path) -> list[str]:
+    """Which entries of the directory have the name of a tokenizer's file and are none."""
+    problems = []
     for name in dict.fromkeys((*TOKENIZERS, *TEXTS)):
         path = directory / name
         if not os.path.lexists(path) or os.path.isfile(path):
@@ -95,7 +106,8 @@ def _say_no_files(directory: Path) -> None:
             problem = "is a directory"
         else:
             problem = "is no regular file"
-        LOGGER.warning("%r %s, so it is not read: restore the file", str(path), problem)
+        problems.append(f"{str(path)!r} {problem}")
+    return problems
 
 
 def _modulo(vocabulary: int) -> Tokeniser:

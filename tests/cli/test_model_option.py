@@ -258,6 +258,13 @@ DAMAGE = {
             " ids by --ids"
         ),
     ),
+    "a directory as tokenizer": (
+        lambda d: [(d / "tokenizer.json").unlink(), (d / "tokenizer.json").mkdir()],
+        (
+            "tokenizer.json' is a directory, and its vocabulary of 31 is too small for bytes (256):"
+            " restore the file, or give token ids by --ids FILE"
+        ),
+    ),
     "damaged tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), "does not work"),
     "damaged tokenizer settings": (
         lambda d: (d / "tokenizer_config.json").write_text("["),
