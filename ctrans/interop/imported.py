@@ -26,8 +26,8 @@ from ctrans.dynamics.scheme import trajectory
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.attention_in_model import attention_in_model
-from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, RowsReading, read_attention
+from ctrans.interop.attention_in_model import attention_in_model, mixing_without_rows
+from ctrans.interop.attention_reading import AttentionReading, RowsReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of, unit_of
 from ctrans.interop.factors import factors_of
@@ -418,9 +418,7 @@ def _architecture(
     ]
     labels: dict[str, dict[str, None]] = {}
     for name, chain in maps:
-        label = "+".join(map(_label, chain.stages))
-        if chain.why_not.endswith(NO_ROWS):
-            label = getattr(chain.stages[0], "mixing", "") or label
+        label = mixing_without_rows(chain) or "+".join(map(_label, chain.stages))
         labels.setdefault(name, {})[label] = None
     stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
     if any(structure.placement == UNKNOWN for structure in structures):
