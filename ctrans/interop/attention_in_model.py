@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.base.shapes import AttentionRows, ReadingRows, TokenRows
@@ -24,7 +24,7 @@ from ctrans.dynamics.fields import (
     spectral_norm,
 )
 from ctrans.dynamics.fields.joined_heads import for_each_head, matrices_by_head
-from ctrans.interop.attention_reading import AttentionReading, RowsReading
+from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, RowsReading
 from ctrans.interop.attention_rows import LastRows, seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import JoinedProjections, MapInModel, ModuleChain, Projection
@@ -216,6 +216,14 @@ class AttentionWithHeads(AttentionWithValues):
             key_bias = key_weight.new_zeros(len(key_weight))
         offsets = (query_bias, key_bias, reading.value.bias(self))
         return matrices_by_head(weights, offsets, self.heads, reading.groups)
+
+
+def mixing_without_rows(field: nn.Module) -> str:
+    """What mixes tokens in a map without rows, such as "a convolution"; "" if it may be another."""
+    if not isinstance(field, AttentionInModel) or not field.why_not.endswith(NO_ROWS):
+        return ""
+    mixing: str = getattr(field.stages[0], "mixing", "")
+    return mixing
 
 
 def attention_in_model(

@@ -342,6 +342,14 @@ def _no_values(
     """Why the linear maps before the last are not queries, keys and values."""
     if has_candidates:
         return "its heads' averages are not averages of values that are linear in its input"
+    for part in inner:
+        is_regrouped = part.x.dim() == x.dim() and part.x.shape[0] != x.shape[0]
+        if is_regrouped and torch.equal(part.x.reshape(-1), x.reshape(-1)):
+            return (
+                f"its linear maps read the states {tuple(x.shape)} as {tuple(part.x.shape)}: a"
+                " sequence is several groups of tokens, such as channels or windows, and matrices"
+                " are not read there"
+            )
     names = dict.fromkeys(
         part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x)
     )

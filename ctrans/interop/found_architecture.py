@@ -8,7 +8,7 @@ from torch import nn
 
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Kind
-from ctrans.interop.attention_reading import NO_ROWS
+from ctrans.interop.attention_in_model import mixing_without_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, unit_of
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.norms import AdaptedNorm, WithoutGain
@@ -95,9 +95,7 @@ def architecture_of(
     ]
     labels: dict[str, dict[str, None]] = {}
     for name, chain in maps:
-        label = "+".join(map(_label, chain.stages))
-        if chain.why_not.endswith(NO_ROWS):
-            label = getattr(chain.stages[0], "mixing", "") or label
+        label = mixing_without_rows(chain) or "+".join(map(_label, chain.stages))
         labels.setdefault(name, {})[label] = None
     stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
     if any(structure.placement == UNKNOWN for structure in structures):

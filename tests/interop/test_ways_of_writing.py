@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ctrans
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.interop import open_model
 from ctrans.interop.attention_reading import NO_ROWS
@@ -244,10 +245,31 @@ class Mixing(nn.Module):
 
 def test_what_has_no_rows_is_called_no_attention():
     torch.manual_seed(0)
-    config = open_model(Model(Mixing).double().eval(), example=ids()).model.config
+    opened = open_model(Model(Mixing).double().eval(), example=ids())
+    config = opened.model.config
 
     assert config.attention == "a convolution"
     assert any(NO_ROWS in reason for reason in config.unread)
+    missing = ctrans.diagnose(opened, ids(), ids()).missing["heads"]
+    assert missing == "its tokens are mixed by a convolution: no rows of a softmax are seen"
+
+
+class ByGroup(Attention):
+    """Attention of the first and of the second half of the tokens, each as a sequence."""
+
+    def forward(self, x):
+        groups = x.reshape(2 * len(x), -1, WIDTH)
+        return super().forward(groups).reshape(x.shape)
+
+
+def test_groups_of_tokens_that_are_sequences_of_their_own_are_called_so():
+    torch.manual_seed(0)
+    example = torch.cat([ids(), ids()[:, :1]], 1)
+    config = open_model(
+        Model(lambda: ByGroup(by_hand)).double().eval(), example=example
+    ).model.config
+    (reason,) = config.unread
+    assert "a sequence is several groups of tokens" in reason
 
 
 class Crossing(nn.Module):

@@ -25,6 +25,7 @@ from ctrans.examine.diagnosis.reading import cut, place_of
 from ctrans.examine.diagnosis.state_instruments import sensitivity_readings
 from ctrans.examine.diagnosis.weight_readings import weight_readings
 from ctrans.examine.search.limits import QUANTITY
+from ctrans.interop.attention_in_model import mixing_without_rows
 from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.measure.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
 from ctrans.measure.walk import (
@@ -283,9 +284,14 @@ class Examination:
         return Diagnosis(CHECKS.judge(readings), readings, missing)
 
     def _why_no_heads(self) -> str:
-        maps = [sublayer.attention for sublayer in self.model.depth.sublayers]
-        if any(part is not None and isinstance(part.field, ExposesRows) for part in maps):
+        branches = [sublayer.attention for sublayer in self.model.depth.sublayers]
+        maps = [branch.field for branch in branches if branch is not None]
+        if any(isinstance(field, ExposesRows) for field in maps):
             return "no head reads a finite state and more than one token"
+        mixing = [mixing_without_rows(field) for field in maps]
+        if mixing and all(mixing):
+            what = ", ".join(dict.fromkeys(mixing))
+            return f"its tokens are mixed by {what}: no rows of a softmax are seen"
         return "this model's attention does not expose the rows of its heads"
 
 
