@@ -449,18 +449,22 @@ def test_a_loop_over_tokens_is_read_at_another_length():
 
 
 class ScaledByLength(LoopOverTokens):
-    """A number that depends on the length of the text, where the code makes it."""
+    """Its segments are longer for longer texts."""
 
     def attend(self, i, x):
         return super().attend(i, x) * (1.0 + math.log(x.shape[1] / TOKENS.shape[1]))
 
 
-def test_a_number_by_the_length_is_that_of_each_length():
+def test_a_segment_whose_length_is_that_of_the_text_is_refused_at_another_one():
     opened = ctrans.open_model(made(ScaledByLength), example=TOKENS)
     longer = torch.cat([TOKENS, TOKENS], 1)
     with torch.no_grad():
         assert near(opened(TOKENS)[0], made(ScaledByLength)(TOKENS))
-        assert near(opened(longer)[0], made(ScaledByLength)(longer))
+    for _ in range(2):  # a refusal is no reason to accept it later
+        with pytest.raises(
+            ConfigError, match="open it again, with inputs of this shape as example="
+        ):
+            opened(longer)
 
 
 class WithoutGradients(MethodOfTheBlock):
