@@ -233,9 +233,7 @@ def _layout_of(name: str, kwargs: Mapping[str, Any]) -> torch.memory_format | No
 
 
 def written_by(function: Function, arguments: Any) -> Tensor | None:
-    """The tensor into which a call writes: its `out`, or its first argument if it changes that.
-    None if it writes into no tensor.
-    """
+    """The tensor into which a call writes, its `out` or its first argument; None if there is none."""
     _, kwargs = arguments
     out = kwargs.get("out")
     if isinstance(out, Tensor):
@@ -255,6 +253,8 @@ def replaced(
     # the code may go on with the tensor that it wrote into, not with what is returned
     instead = new(written)
     if instead is not written:
+        if not written._is_view():
+            written.detach_()  # what it was made of is not what it is now
         written.copy_(instead)
     return output
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ctrans
 from ctrans.dynamics.fields import HasReferenceKernel
 from ctrans.interop import open_model
 from tests.interop.test_ways_of_writing import HEADS, WIDTH, Model, ids, states_as_read
@@ -128,6 +129,11 @@ def test_a_sum_is_read_however_it_is_written(sum_):
         for state, own in zip(states_as_read(opened.model, ids()), same.states(ids()), strict=True):
             torch.testing.assert_close(state, own)
         torch.testing.assert_close(opened.model.head(state), same(ids()))
+    # the code itself has no derivatives where a norm keeps what is then written over
+    targets = ids().roll(-1, 1)
+    found = ctrans.costate(opened, ids(), targets).costates
+    expected = ctrans.costate(open_model(same, example=ids()), ids(), targets).costates
+    torch.testing.assert_close(found, expected)
 
 
 class ClonedAtBlocks(Written):
