@@ -233,7 +233,7 @@ def _layout_of(name: str, kwargs: Mapping[str, Any]) -> torch.memory_format | No
 
 
 def written_by(function: Function, arguments: Any) -> Tensor | None:
-    """The tensor into which a call writes, its `out` or its first argument; None if there is none."""
+    """The tensor into which a call writes, its `out` or its first argument, or None."""
     _, kwargs = arguments
     out = kwargs.get("out")
     if isinstance(out, Tensor):
