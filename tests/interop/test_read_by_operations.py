@@ -14,6 +14,7 @@ import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.examine.diagnosis.reading import place_of
+from solvers import ConfigError
 
 WIDTH = 16
 HEADS = 4
