@@ -143,6 +143,7 @@ class Commands(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         is_own_process = not args and "args" not in kwargs
+        stdout = sys.stdout
         try:
             with other_warnings(is_own_process=is_own_process), ending_by_signals():
                 code = super().main(*args, **{**kwargs, "standalone_mode": False})
@@ -150,6 +151,8 @@ class Commands(click.Group):
             error.show()
             code = error.exit_code
         except BaseException as error:  # users' code may raise any class
+            if isinstance(error, SystemExit) and sys.stdout is not stdout:
+                sys.exit(128 + signal.SIGPIPE)  # click replaces it where nobody reads the help
             message, code = _ending_of(error)
             say_last(message)
         finally:

@@ -58,6 +58,10 @@ class Depth(nn.Module):
         shared: bool = False,
     ):
         super().__init__()
+        sublayers = list(sublayers)
+        for part in sublayers:
+            if not isinstance(part, nn.Module):
+                raise ConfigError(f"sublayers have {shown(part)}: give objects of Sublayer")
         self.sublayers = Sublayers(sublayers)
         self.dt = check_dt(dt)
         check_count("per_block", per_block)

@@ -314,6 +314,7 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
             f"tokens = {shown(tokens)}: give a tensor of token ids of shape (sequences, tokens), or"
             " of what else the model reads, with at least one entry"
         )
+    _check_dense("tokens", tokens)
     check_model(model)
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model
@@ -323,6 +324,12 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
     if isinstance(tokens, Tensor) and states_its_inputs:
         return open_model(model, loss=loss)
     return open_model(model, example=tokens, loss=loss)
+
+
+def _check_dense(name: str, given: Any) -> None:
+    """Raises ConfigError for a sparse tensor, which few operations take."""
+    if isinstance(given, Tensor) and given.layout is not torch.strided:
+        raise ConfigError(f"the {name} are a sparse tensor: give {name}.to_dense()")
 
 
 def _check_ids(opened: Any, tokens: Any, targets: Any, name: str = "tokens") -> None:
@@ -386,6 +393,7 @@ def _sequences_first(model: Any, opened: Any, tokens: Any, targets: Any) -> tupl
     sequences) are turned, unless the targets show that its rows are sequences: it then mixes them,
     and raises ConfigError.
     """
+    _check_dense("targets", targets)
     if opened is model or not getattr(opened, "tokens_first", False):
         return tokens, targets
     if follows(tokens, targets):

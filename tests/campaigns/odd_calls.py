@@ -433,6 +433,7 @@ def fault_of(name, arguments, answer):
     if (
         not isinstance(CALLED[name], type)
         and not (name in MAY_BE_NAN and not arguments["x0"].isfinite().all())
+        and not callable(arguments.get("odeint_interface"))  # it makes the answer
         and has_nan(answer)
         and not any(map(has_nan, arguments.values()))
     ):

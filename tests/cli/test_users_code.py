@@ -224,6 +224,16 @@ def test_a_reader_who_leaves_is_no_failed_computation(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_reader_who_leaves_the_help_ends_it_by_the_signal(option):
+    command = [sys.executable, "-m", "ctrans", option]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 128 + signal.SIGPIPE
+
+
+@pytest.mark.slow
 def test_sigterm_ends_a_study_with_a_line_and_no_process_is_left(tmp_path):
     (tmp_path / "long.toml").write_text(
         "learning_rates = [1e-3, 1e-2]\n[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext ="
