@@ -1,7 +1,6 @@
 """Inputs of an unusual kind are refused by name."""
 
 import pytest
-import torch
 
 import ctrans
 from solvers import ConfigError
