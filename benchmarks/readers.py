@@ -1,5 +1,6 @@
 """How much of a model is read by its operations: the models of `examples/any_model.py`, those of
-`tests/interop/test_strangers.py` and each family of Hugging Face, these by their modules too.
+`tests/interop/test_strangers.py` and each family of Hugging Face, these by the usual names of their
+parts too.
 
     python benchmarks/readers.py > benchmarks/results/readers-DATE.txt
 
@@ -23,11 +24,11 @@ warnings.simplefilter("ignore")
 import torch
 
 from ctrans.base.as_found import as_found
-from ctrans.interop import from_transformers
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
 from ctrans.interop.stream_adapter import StreamAdapter
+from ctrans.interop.transformers_adapter import TransformersAdapter
 from examples import any_model
 from solvers import ConfigError
 from tests.interop import test_all_families, test_strangers
@@ -47,10 +48,10 @@ def models():
         yield "families", name, model, test_all_families.batch(model)
 
 
-def by_modules(kind, model, example):
+def by_names(kind, model, example):
     if kind != "families":
-        raise ConfigError("only models of transformers are read by their modules")
-    return from_transformers(model)
+        raise ConfigError("only models of transformers are read by names")
+    return Imported(model, adapter=TransformersAdapter(model, Anatomy()))
 
 
 def by_operations(kind, model, example):
@@ -78,12 +79,12 @@ def row(read, kind, model, example):
 
 def main():
     totals = {}
-    print(f"{'':44}{'by modules':>28}{'by operations':>28}")
+    print(f"{'':44}{'by names':>28}{'by operations':>28}")
     print(f"{'':44}{'parts  rows heads units  s':>28}{'parts  rows heads units  s':>28}")
     for kind, name, model, example in models():
         model.eval()
         cells = ""
-        for reader, read in (("modules", by_modules), ("operations", by_operations)):
+        for reader, read in (("names", by_names), ("operations", by_operations)):
             counts, seconds = row(read, kind, model, example)
             cells += "{:7}{:6}{:6}{:6}".format(*counts) + f"{seconds:5.1f}"
             total = totals.setdefault((kind, reader), [0, 0, 0, 0, 0, 0.0])
