@@ -26,6 +26,9 @@ def _quick_gelu(z: Tensor) -> Tensor:
 KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),
     "quick_gelu": Activation(_quick_gelu, 1.09984),
+    "elu": Activation(F.elu, 1.0),
+    "mish": Activation(F.mish, 1.0885),
+    "leaky_relu": Activation(F.leaky_relu, 1.0),
 }
 """Activations that a foreign FFN may have. A gate needs one of degree 1, with abs(phi(z)) <=
 abs(z).
