@@ -96,7 +96,7 @@ class Gauges:
         figures are those of clipped ones.
         """
         tensors = self.passes.take()
-        tensors.update(self.loop.take(step))
+        tensors.update(self.loop.take(step, optimizer))
         for where, why in self.loop.missing.items():
             self.missing.setdefault(where, why)
         inside, outside = own_parameters(self.sites)

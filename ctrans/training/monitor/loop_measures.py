@@ -17,7 +17,10 @@ _GROUP_ALL = (
 _OF_GRADIENT = "see ctrans.training.monitor.target_gradient"
 _TARGETS = {
     "target_weight": Measure(
-        formula="dL/dCE summed over the targets of a step, read from the logits' gradient",
+        formula=(
+            "dL/dCE summed over the targets of a step, read from the logits' gradient; L is minus"
+            " the loss for an optimizer with maximize=True"
+        ),
         source=_OF_GRADIENT,
         checks={
             "accumulation is not divided": Check(
@@ -36,7 +39,7 @@ _TARGETS = {
         live=True,
     ),
     "raised_targets": Measure(
-        formula="1 if all targets of a step have the same dL/dCE, below 0; else 0",
+        formula="1 if all targets of a step have the same dL/dCE, below 0, as in target_weight; else 0",
         source=_OF_GRADIENT,
         checks={
             "loss is raised": Check(
@@ -44,8 +47,8 @@ _TARGETS = {
                 source="a mean loss that is lowered has one weight above 0",
                 impact="Each step makes the targets less likely.",
                 remediation=(
-                    "Look for a minus sign before the loss. Do nothing if the model is meant to"
-                    " forget these targets."
+                    "Look for a minus sign before the loss, and for maximize=True of the optimizer."
+                    " Do nothing if the model is meant to forget these targets."
                 ),
                 limits={"reports": 2},
                 rule=loop_checks.raised,

@@ -26,6 +26,7 @@ from ctrans.training.monitor.target_gradient import (
     target_rows,
 )
 from ctrans.training.monitor.training_measures import GaugeAt
+from ctrans.training.monitor.updates import sign_of_step
 
 THE_TARGETS = "the targets"
 NO_LOGITS = "the model returns no logits through which the loss goes back"
@@ -112,8 +113,12 @@ class LoopReader:
         self._keep(step, self._try("the batch", self._fingerprint))
         self._passes = []
 
-    def take(self, step: int) -> dict[GaugeAt, Tensor]:
-        """Removes the hooks. Returns the figures of the passes since `arm`, of this step."""
+    def take(
+        self, step: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[GaugeAt, Tensor]:
+        """Removes the hooks. Returns the figures of the passes since `arm`, of this step. Targets
+        weigh as the optimiser steps: it may raise the loss.
+        """
         self.disarm()
         before: Tensor | float | None = None
         if self._previous is not None:
@@ -122,7 +127,7 @@ class LoopReader:
                 before = fingerprint
         figures = self._try("the batch", self._of_batch, before) or {}
         self._keep(step, figures.pop("fingerprint", None))
-        figures.update(self._try(THE_TARGETS, self._of_targets) or {})
+        figures.update(self._try(THE_TARGETS, self._of_targets, sign_of_step(optimizer)) or {})
         if not self._targets:
             self.missing.setdefault(THE_TARGETS, NOT_BACK if self._is_called_whole else NO_PASS)
         self._passes = []
@@ -282,16 +287,18 @@ class LoopReader:
         padding = counted & at_end & (targets == last) & is_one_token.all() & ~is_text
         return padding.sum() / counted.sum().clamp(min=1)
 
-    def _of_targets(self) -> dict[str, Tensor]:
-        """The figures of the step's targets, from those of its passes."""
+    def _of_targets(self, sign: float) -> dict[str, Tensor]:
+        """The figures of the step's targets, from those of its passes, times the sign of what the
+        optimiser lowers.
+        """
         passes = self._targets
         if not passes:
             return {}
         first = passes[0]
-        means = torch.stack([one["mean"] for one in passes])
+        means = sign * torch.stack([one["mean"] for one in passes])
         is_even = torch.stack([one["is_even"] for one in passes]).all()
         figures = {
-            "target_weight": torch.stack([one["weight"] for one in passes]).sum(),
+            "target_weight": sign * torch.stack([one["weight"] for one in passes]).sum(),
             "raised_targets": torch.where(
                 means.isfinite().all(), (is_even & (means < 0).all()).double(), torch.nan
             ),

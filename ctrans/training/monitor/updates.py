@@ -222,6 +222,20 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def sign_of_step(optimizer: torch.optim.Optimizer | None) -> float:
+    """1 for an optimiser that lowers what the gradients are of, -1 for one that raises it
+    (`maximize=True`), nan if its groups differ.
+    """
+    if optimizer is None:
+        return 1.0
+    raises = {bool(group.get("maximize")) for group in optimizer.param_groups if group["params"]}
+    if len(raises) > 1:
+        return math.nan
+    if True in raises:
+        return -1.0
+    return 1.0
+
+
 def coupled_decay(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> float | None:
     """lambda, where the optimiser adds lambda w to the gradient before it takes its moments, as
     Adam does; 0 where it decays the weights apart from them, as AdamW does. None if it is unknown.
