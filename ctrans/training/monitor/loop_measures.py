@@ -39,7 +39,7 @@ _TARGETS = {
         live=True,
     ),
     "raised_targets": Measure(
-        formula="1 if all targets of a step have the same dL/dCE, below 0, as in target_weight; else 0",
+        formula="1 if all targets of a step have the same dL/dCE of target_weight, below 0; else 0",
         source=_OF_GRADIENT,
         checks={
             "loss is raised": Check(

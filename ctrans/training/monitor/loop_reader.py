@@ -67,6 +67,17 @@ class Pass:
         return None
 
 
+@dataclass
+class TargetsOfPass:
+    """The figures of the targets of one pass. `backward` is autograd's number of the backward pass,
+    `is_fresh` whether no weight had a gradient when it began: they may have been reset.
+    """
+
+    figures: dict[str, Tensor]
+    backward: int
+    is_fresh: bool | Tensor
+
+
 class LoopReader:
     """The hooks of one model. `arm` adds them; `take` removes them and returns the figures of the
     passes between.
@@ -77,7 +88,7 @@ class LoopReader:
         self.missing: dict[str, str] = {}
         self.hooks = ExitStack()
         self._passes: list[Pass] = []
-        self._targets: list[dict[str, Tensor]] = []
+        self._targets: list[TargetsOfPass] = []
         """The figures of each backward pass through logits."""
         self._inside = False
         self._is_called_whole = False
@@ -262,7 +273,8 @@ class LoopReader:
             figures["ahead"] = torch.where(is_read, ahead, torch.nan)
             padding = self._padding_counted(tokens, rows)
             figures["padding"] = torch.where(is_read, padding, torch.nan)
-        self._targets.append(figures)
+        backward = torch._C._current_graph_task_id()
+        self._targets.append(TargetsOfPass(figures, backward, _without_gradients(self.sites.root)))
 
     def _padding_counted(self, tokens: Tensor, rows: TargetRows) -> Tensor:
         """The share of counted targets that are padding: one token with which sequences end at
@@ -291,9 +303,9 @@ class LoopReader:
         """The figures of the step's targets, from those of its passes, times the sign of what the
         optimiser lowers.
         """
-        passes = self._targets
-        if not passes:
+        if not self._targets:
             return {}
+        passes = [one.figures for one in self._of_step()]
         first = passes[0]
         means = sign * torch.stack([one["mean"] for one in passes])
         is_even = torch.stack([one["is_even"] for one in passes]).all()
@@ -317,6 +329,22 @@ class LoopReader:
             figures["target_ahead"] = first["ahead"]
             figures["padding_counted"] = first["padding"]
         return figures
+
+    def _of_step(self) -> list[TargetsOfPass]:
+        """The passes of which the step has the gradient: those since gradients were reset. Passes
+        of one backward pass stay together.
+        """
+        passes = self._targets
+        if _without_gradients(self.sites.root) is True:
+            return passes  # they are not where they can be seen
+        begins = [
+            later
+            for later in range(1, len(passes))
+            if passes[later].backward != passes[later - 1].backward
+        ]
+        is_fresh = host_numbers([passes[k].is_fresh for k in begins])
+        first = max((k for k, fresh in zip(begins, is_fresh, strict=True) if fresh), default=0)
+        return passes[first:]
 
     def _fingerprint(self) -> Tensor | None:
         """One number of all entries of the step's batch that are looked at."""
@@ -350,6 +378,24 @@ class LoopReader:
             figures["unlike_before"] = _divergence(counts, earlier)
             self._counts = earlier + counts
         return figures
+
+
+def _without_gradients(root: nn.Module) -> bool | Tensor:
+    """Whether all gradients of a model's weights are None or 0. Not of weights of which a part is
+    elsewhere: their gradients are there, too.
+    """
+    gradients = []
+    for weight in root.parameters():
+        if hasattr(weight, "to_local") or hasattr(weight, "_fsdp_flattened"):
+            return False
+        if weight.grad is not None:
+            gradients.append(weight.grad)
+    if not gradients:
+        return True
+    if any(gradient.is_sparse for gradient in gradients):
+        return False
+    norms = torch.stack([norm.to(gradients[0].device) for norm in torch._foreach_norm(gradients)])
+    return (norms == 0).all()
 
 
 def _token_tables(root: nn.Module, vocabulary: int) -> list[nn.Embedding]:
