@@ -80,7 +80,8 @@ class LossBesideRivals(DiagnosticInstrument):
         if not math.isfinite(at.loss):
             return
         rivals = rivals_of(model, at.tokens, at.targets, at.x)
-        figure = f"the loss is {at.loss:.3g}"
+        called = getattr(model, "called", "the loss")
+        figure = f"{called} is {at.loss:.3g}"
         if rivals.guessing is not None:
             figure += " nats"
         if str(rivals):
