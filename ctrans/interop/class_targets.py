@@ -16,6 +16,10 @@ from ctrans.interop.losses import ModelWithLoss, Tensors, of_last_state
 from ctrans.interop.opened import Opened
 from ctrans.model.gpt import counted
 
+PROBABILITIES = (
+    "the output's rows are not negative and sum to 1, so they are probabilities, and a"
+    " cross-entropy of logits takes a softmax once more"
+)
 STANDS_IN = "a stand-in takes the place of the loss: give loss="
 
 
@@ -52,6 +56,19 @@ def with_class_targets(opened: Any, tokens: Any, targets: Any) -> tuple[Any, str
     return chosen, ""
 
 
+def are_probabilities(output: Tensor, axis: int = -1) -> bool:
+    """Whether the entries along that axis are not negative and sum to 1, to rounding, everywhere.
+    Logits hardly do.
+    """
+    if not output.numel() or output.shape[axis] < 2 or not output.is_floating_point():
+        return False
+    # each entry is rounded, by at most itself times eps
+    tolerance = max(4 * torch.finfo(output.dtype).eps, 1e-6)
+    values = output.detach().double()
+    errors = (values.sum(axis) - 1).abs()
+    return bool((values >= 0).all()) and bool((errors <= tolerance).all())
+
+
 def _class_axis(
     output: Tensor | None, targets: Any, *, states: tuple[int, ...]
 ) -> tuple[int | None, str]:
@@ -74,6 +91,8 @@ def _class_axis(
         and int(ids.min()) >= 0
         and int(ids.max()) < shape[axis]
     ]
+    if len(axes) == 1 and are_probabilities(output, axes[0]):
+        return None, PROBABILITIES
     if len(axes) == 1:
         return axes[0], ""
     ranges = f"of shape {tuple(targets.shape)}, from {int(ids.min())} to {int(ids.max())}"

@@ -104,3 +104,36 @@ def test_an_opened_model_keeps_its_own_loss():
     ctrans.diagnose(opened, TOKENS, TOKENS % 7)
     assert opened.loss == "random"
     assert opened.called == "a stand-in for the loss"
+
+
+SOFTMAXES = {
+    "of tokens": (lambda: nn.Softmax(-1), TOKENS),
+    "of classes": (lambda: nn.Sequential(nn.Linear(11, 7), nn.Softmax(-1)), TOKENS % 7),
+    "of a sequence": (
+        lambda: nn.Sequential(Pooled(), nn.Softmax(-1)),
+        torch.tensor([0, 1, 4, 2]),
+    ),
+}
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", SOFTMAXES)
+def test_probabilities_are_said_and_their_second_softmax_is_no_loss(case, dtype):
+    head, targets = SOFTMAXES[case]
+    diagnosis = ctrans.diagnose(Headed(head()).eval().to(dtype), TOKENS, targets)
+    assert "they are probabilities" in " ".join(str(diagnosis).split())
+    for reading in diagnosis.readings["loss on this text"]:
+        assert not reading.figure.startswith("the loss is")
+
+
+@pytest.mark.parametrize("head", [nn.Identity(), nn.LogSoftmax(-1)])
+def test_logits_and_log_probabilities_have_the_loss_of_nll(head):
+    model = Headed(head).eval()
+    with torch.no_grad():
+        own = float(F.nll_loss(model(TOKENS).log_softmax(-1).flatten(0, 1), TOKENS.flatten()))
+    diagnosis = ctrans.diagnose(model, TOKENS, TOKENS)
+    (reading,) = diagnosis.readings["loss on this text"]
+    assert reading.value == pytest.approx(own, rel=1e-5)
+    assert reading.figure.startswith("the loss is")
+    assert "probabilities" not in str(diagnosis)
