@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ctrans.training.monitor.hooks import local
 from ctrans.training.monitor.training_measures import GaugeAt
-from ctrans.training.monitor.updates import coupled_decay, innermost
+from ctrans.training.monitor.updates import coupled_decay, innermost, share_of_decay
 
 NAMES = ("weight", "gain", "gamma", "scale")
 """How norms call their gains."""
@@ -72,12 +72,12 @@ def _largest_share(optimizer: torch.optim.Optimizer, ids: Collection[int]) -> fl
 
 
 def _share(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float | None:
-    """eta lambda, the share that a step of this group takes of a weight; None if it is unknown, as
-    of RMSprop, which divides the decay by the size of gradients.
+    """The share that a step of this group takes of a weight in the long run. None if it is unknown,
+    as of RMSprop, which divides the decay by the size of gradients.
     """
     decay = float(group.get("weight_decay") or 0.0)
     if decay and "betas" not in group and type(innermost(optimizer)).__name__ != "SGD":
         return None
     if "betas" in group and coupled_decay(optimizer, group) != 0:
         return None
-    return decay * float(group["lr"] or 0.0)
+    return share_of_decay(optimizer, group)

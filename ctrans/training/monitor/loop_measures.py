@@ -293,11 +293,14 @@ _OPTIMIZER = {
         live=True,
     ),
     "weight_decay": Measure(
-        formula="largest eta lambda of matrices: the share that weight decay takes in a step",
+        formula=(
+            "largest eta lambda of matrices, over 1 - momentum for SGD: the share that weight decay"
+            " takes in a step"
+        ),
         checks={
             "weights are forgotten": Check(
                 severity="note",
-                source="exact: weights are a mean of their steps over the last 1/(eta lambda)",
+                source="exact: weights are a mean of their steps over the last 1/share",
                 impact="Of what was learned a hundred steps before, 1/e or less is left.",
                 remediation=(
                     "Lower weight_decay: with AdamW 0.1 is usual, and 1/(learning rate * decay)"
@@ -311,7 +314,7 @@ _OPTIMIZER = {
         live=True,
     ),
     "gain_decay": Measure(
-        formula="largest eta lambda of a norm's gains: the share that weight decay takes in a step",
+        formula="the share that weight decay takes of a norm's gains in a step, as weight_decay",
         live=True,
     ),
     "gain_size": Measure(
