@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -214,7 +214,8 @@ def their_result(call: str, func: Func, y0: Any, t: Tensor, **request: Any) -> A
         ) from None
     if not sources:
         return result
-    return mapped(lambda states: _WithoutGradient.apply(states, *sources), result)
+    of_states: Callable[..., Tensor] = _WithoutGradient.apply
+    return mapped(lambda states: of_states(states, *sources), result)
 
 
 def _with_first_value(func: Func, values: list[Tensor]) -> Func:
