@@ -27,19 +27,19 @@ Shifts = Mapping[type[nn.Module], float]
 """By class of norms: s, if the gain is s + weight."""
 
 
-class Gain(NamedTuple):
+class GainOfNorm(NamedTuple):
     """The weight of a norm's gain."""
 
     norm: nn.Module
     weight: nn.Parameter
 
 
-def gains_of(root: nn.Module) -> list[Gain]:
+def gains_of(root: nn.Module) -> list[GainOfNorm]:
     """The gains of the norms of a model, each once: vectors of modules whose class is called a
     norm.
     """
     found = {
-        id(weight): Gain(module, weight)
+        id(weight): GainOfNorm(module, weight)
         for module in root.modules()
         if "norm" in type(module).__name__.lower()
         for name, weight in module.named_parameters(recurse=False)
