@@ -235,14 +235,14 @@ class _AdjointPass:
         """
         misses = []
         for k, segment in reversed(self.segments.items()):
-            t: Time = segment.t1
+            t: Time = segment.ends[1]
             for stop, gradient in reversed(stops[k]):
                 if stop != float(t):
                     x, a = self._segment(k, t, stop, x, a, state, run)
                     t = stop
                 if gradient is not None:
                     a = a + gradient
-            x, a = self._segment(k, t, segment.t0, x, a, state, run)
+            x, a = self._segment(k, t, segment.ends[0], x, a, state, run)
             if k in starts:
                 solved = x
                 x = starts[k]
@@ -256,7 +256,7 @@ class _AdjointPass:
         self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run
     ) -> tuple[Tensor, Tensor]:
         """(x, a) at t0 from (x, a) at t1. Adds the parameters' integral to their gradients."""
-        field = self.segments[k].field
+        field = self.segments[k].acting
         tensors = state.captured[k]
         count = x.numel()
         dtype = x.dtype

@@ -92,7 +92,7 @@ class Checkpoint(Gradient):
                 for t, state in zip(times, states, strict=True):
                     run.keep(t, state)
             for i, (k, piece) in enumerate(group):
-                if piece.t1 != segments[k].t1:
+                if piece.ends[1] != segments[k].ends[1]:
                     continue
                 if run.save == "segments":
                     run.keep(piece.end, states[i])
@@ -152,12 +152,12 @@ def _parts(
         k = number[id(step.segment)]
         segment = segments[k]
         first = step.start == segment.start
-        # the segment's own ends are exact, and may be learned
+        # the segment's own ends are exact
         t0: Time = step.start
         if first:
-            t0 = segment.t0
+            t0 = segment.ends[0]
         t1: Time = step.end
         if step.end == segment.end:
-            t1 = segment.t1
+            t1 = segment.ends[1]
         parts.append((k, segment.part(t0, t1, first=first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")

@@ -32,10 +32,10 @@ def watched(segment: Segment, kept: Kept) -> Segment:
     def field(t: Tensor, x: Tensor) -> Tensor:
         nonlocal is_first
         if not is_first or torch.is_grad_enabled():
-            return segment.field(t, x)
+            return segment.acting(t, x)
         is_first = False
         with _Derived() as mode:
-            v = segment.field(t, x)
+            v = segment.acting(t, x)
         mode.tensors.pop(id(v), None)
         references = [weakref.ref(tensor) for tensor in mode.tensors.values()]
         mode.tensors.clear()  # only what others hold stays
@@ -44,7 +44,7 @@ def watched(segment: Segment, kept: Kept) -> Segment:
         )
         return v
 
-    return segment.with_maps(field=field)
+    return segment.with_maps(acting=field)
 
 
 class _Derived(TorchFunctionMode):

@@ -90,12 +90,12 @@ def with_graphs(segment: Segment) -> Segment:
 
     def field(t: Tensor, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            v = segment.field(t, x.detach())
+            v = segment.acting(t, x.detach())
         if not isinstance(v, Tensor):
             return v  # the caller refuses it
         return v.detach()
 
-    return segment.with_maps(field=field)
+    return segment.with_maps(acting=field)
 
 
 @runtime_checkable

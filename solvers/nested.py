@@ -22,9 +22,8 @@ def flat_segments(tree: Tree, segments: Sequence[Segment]) -> list[Segment]:
 
     flat = []
     for segment in segments:
-        maps = {"field": segment.field, "project": segment.project, "enter": segment.enter}
-        flat_maps = {}
-        for name, function in maps.items():
+        flat_maps = {"acting": tree.flat_map("the field", segment.acting)}
+        for name, function in (("project", segment.project), ("enter", segment.enter)):
             if function is not None:
                 flat_maps[name] = tree.flat_map(f"the {name}", function)
         flat.append(segment.with_maps(**flat_maps))

@@ -189,7 +189,7 @@ class Run:
             copy = copy_on_cpu(given)
         self._is_first_evaluation = False
         try:
-            v = segment.field(t, given)
+            v = segment.acting(t, given)
         except RuntimeError as error:
             advice = advice_on(error)
             if advice is None:
@@ -218,7 +218,6 @@ class Run:
         """The time at which an Euler step begins. It is not moved inside the segment, except from
         the later end.
         """
-        assert segment.domain is not None, "every segment knows it"
         if t >= segment.domain[1]:
             return t
         if t in self.clock:
@@ -232,7 +231,6 @@ class Run:
         If no number lies between the ends, these are the ends.
         """
         ends = segment.domain
-        assert ends is not None, "every segment knows it"
         if ends not in self.limits:
             earlier, later = (representable(end, dtype) for end in ends)
             low = neighbour(earlier, later, dtype)

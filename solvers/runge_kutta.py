@@ -407,7 +407,7 @@ def _compiled_attempt() -> Callable[..., Attempted]:
         start, end, h, low, high = numbers
 
         def field(t: Tensor, x: Tensor) -> Tensor:
-            v = segment.field(t.clamp(low, high).to(real_type(x.dtype)), x)
+            v = segment.acting(t.clamp(low, high).to(real_type(x.dtype)), x)
             check_like("field", v, x)
             return v
 

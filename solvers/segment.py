@@ -15,7 +15,7 @@ from torch import Tensor
 
 from solvers.checked import has_numbers
 from solvers.errors import ConfigError, shown
-from solvers.learned_time import Clock, with_learned_times
+from solvers.learned_time import Clock, learned_tensor, with_learned_times
 from solvers.transforms import check_not_batched
 
 Field = Callable[[Tensor, Tensor], Tensor]
@@ -37,11 +37,12 @@ class Segment:
     - `project(x)`, if given, is applied after each accepted step. A Post-LN norm is such a map. It
       may return a buffer that it writes to again, which is copied
     - `enter(x)`, if given, is applied once, before the first step. It puts the state on a manifold
-    - `domain`: the earlier and the later end of the segment of which this one is a part
 
     Times may be ints, floats or fractions, and are kept as exact fractions. So k * Fraction(dt) to
     (k + 1) * Fraction(dt) has the length dt exactly, unlike (k + 1) * dt - k * dt in floats. A
-    0-dimensional tensor that requires a gradient is a learned time: `solvers.learned_time`.
+    0-dimensional tensor that requires a gradient is a learned time: `solvers.learned_time`. It is
+    kept as it is; `ends` has the exact values. Methods evaluate `acting`, the field with the
+    derivatives by learned times.
 
     Raises ConfigError for times that are not finite or are equal, and for maps that are not
     callable.
@@ -52,14 +53,16 @@ class Segment:
     field: Field
     project: Map | None = None
     enter: Map | None = None
-    domain: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     # computed once: exact arithmetic is slow compared with a step of a small model
+    acting: Field = dataclasses.field(init=False, repr=False)
     clock: Clock | None = dataclasses.field(init=False, repr=False)
     ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
     length: Fraction = dataclasses.field(init=False, repr=False)
     start: float = dataclasses.field(init=False, repr=False)
     end: float = dataclasses.field(init=False, repr=False)
     span: float = dataclasses.field(init=False, repr=False)
+    domain: tuple[float, float] = dataclasses.field(init=False, repr=False)
+    """The earlier and the later end of this segment, or of the whole of which it is a part."""
 
     def __post_init__(self) -> None:
         t0 = _exact("t0", self.t0)
@@ -86,23 +89,20 @@ class Segment:
                 f"a segment from t0 = {float(t0):g} to t1 = {float(t1):g} is longer than float64"
                 f" counts ({float(MOST):.3g}): measure the time in another unit"
             )
-        field, clock = with_learned_times(self.field, self.t0, self.t1)
+        acting, clock = with_learned_times(self.field, self.t0, self.t1)
         start = float(t0)
         end = float(t1)
-        domain = self.domain
-        if domain is None:
-            domain = (min(start, end), max(start, end))
         computed = {
+            "acting": acting,
             "clock": clock,
-            "field": field,
-            "t0": t0,
-            "t1": t1,
+            "t0": _kept(self.t0, t0),
+            "t1": _kept(self.t1, t1),
             "ends": (t0, t1),
             "length": t1 - t0,
             "start": start,
             "end": end,
             "span": float(t1 - t0),
-            "domain": domain,
+            "domain": (min(start, end), max(start, end)),
         }
         for name, value in computed.items():
             object.__setattr__(self, name, value)
@@ -127,10 +127,14 @@ class Segment:
         enter = None
         if first:
             enter = self.enter
-        return Segment(t0, t1, self.field, self.project, enter, self.domain)
+        piece = Segment(t0, t1, self.acting, self.project, enter)
+        object.__setattr__(piece, "domain", self.domain)
+        return piece
 
     def with_maps(self, **maps: Map | Field) -> Segment:
-        """A copy with other maps; learned times stay."""
+        """A copy with other maps, by name. An other `acting` replaces the whole field, with what it
+        does for learned times; the clock stays.
+        """
         changed = copy.copy(self)
         for name, function in maps.items():
             object.__setattr__(changed, name, function)
@@ -182,6 +186,15 @@ def check_segments(segments: Sequence[Segment]) -> None:
                 f"segment {k} ends at t = {before.end:g} but segment {k + 1} starts at t ="
                 f" {after.start:g}: make them meet"
             )
+
+
+def _kept(time: Time, exact: Fraction) -> Time:
+    """The time as a segment keeps it: a learned one as it is, so that a copy with other options has
+    its derivative too.
+    """
+    if learned_tensor(time) is None:
+        return exact
+    return time
 
 
 def _exact(name: str, time: object) -> Fraction:

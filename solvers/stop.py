@@ -141,7 +141,7 @@ def solve_to_stop(
         time = stopped.time
     reached = list(segments[: k + 1])
     if time != last.end:
-        reached[k] = last.part(last.t0, time, first=True)
+        reached[k] = last.part(last.ends[0], time, first=True)
     # within one segment take the number of steps that were begun: `odeint_event` asks for a million
     steps = run.steps
     if k == 0:

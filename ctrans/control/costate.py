@@ -211,7 +211,7 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
     forward_steps = []
     first = 0
     for sublayer, segment in zip(depth.sublayers, segments, strict=True):
-        last = forward.times.index(float(segment.t1), first)
+        last = forward.times.index(segment.end, first)
         x = states[-1]
         if segment.enter is None:
             start = x

@@ -5,6 +5,7 @@ another library is opened first.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -25,6 +26,7 @@ from ctrans.examine.diagnosis.future_tokens import follows
 from ctrans.examine.screening import screen as screening
 from ctrans.examine.screening.screen import Effort, Screening
 from ctrans.interop import open_model
+from ctrans.interop.class_targets import with_class_targets
 from ctrans.interop.loss_names import Loss
 from ctrans.interop.open_model import check_model
 from ctrans.measure.forward import simulation
@@ -33,6 +35,8 @@ from ctrans.measure.walk import Instrument, SegmentCallback, terminal_loss
 from ctrans.model.gpt import counted
 from solvers import ConfigError, Method, Norm, shown
 
+TARGETS = "the targets"
+"""By this name `missing` says why targets are not used."""
 Parameters = ParamSpec("Parameters")
 Examination = TypeVar("Examination")
 
@@ -80,7 +84,8 @@ def diagnose(
     - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with
       (images, features). Without targets, `Diagnosis.missing` lists what needs a loss
     - `loss`: as in `ctrans.open_model`: a name of its losses, or a function of output and targets.
-      None is the model's own
+      None is the model's own. If that is not known, targets that are class ids along one axis of
+      the output give a cross-entropy. Others are not used, and `missing` says why
     - `weight_decay`: the weight decay of its training, compared with dt lam*
     - `search`: for so many seconds, look for edits of the model that lower its loss, such as
       queries and keys in each other's place. What lowers it on half of the sequences is tested on
@@ -93,9 +98,10 @@ def diagnose(
     opened = _opened(model, tokens, loss)
     tokens, targets = _sequences_first(model, opened, tokens, targets)
     _check_ids(opened, tokens, targets)
+    opened, unused = with_class_targets(opened, tokens, targets)
     if targets is not None:
         _check_loss(opened, tokens, targets)
-    return diagnosis.diagnose(
+    found = diagnosis.diagnose(
         opened,
         tokens,
         targets,
@@ -103,6 +109,9 @@ def diagnose(
         search=None if search is None else diagnosis.SearchRequest(search),
         progress=progress,
     )
+    if unused:
+        found.missing[TARGETS] = unused
+    return found
 
 
 @with_derivatives
@@ -142,10 +151,14 @@ def screen(
         _check_ids(opened, other, None, "tokens of the other text")
     tokens, targets = _sequences_first(model, opened, tokens, targets)
     _check_ids(opened, tokens, targets)
+    opened, unused = with_class_targets(opened, tokens, targets)
     _check_loss(opened, tokens, targets)
-    return screening.screen(
+    screened = screening.screen(
         opened, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress
     )
+    if unused:
+        screened.missing[TARGETS] = unused
+    return screened
 
 
 @with_derivatives
@@ -219,6 +232,9 @@ def costate(
     opened = _opened(model, tokens, loss)
     tokens, targets = _sequences_first(model, opened, tokens, targets)
     _check_ids(opened, tokens, targets)
+    opened, unused = with_class_targets(opened, tokens, targets)
+    if unused:
+        warnings.warn(unused, stacklevel=3)
     _check_loss(opened, tokens, targets)
     return costate_of(
         opened,
@@ -269,11 +285,11 @@ def compare(
     else:
         recorded, model = None, second
     opened = _opened(model, tokens, loss)
-    rows, row_targets = _checked_rows(model, opened, tokens, targets)
+    opened, rows, row_targets = _checked_rows(model, opened, tokens, targets)
     own: Any = recorded
     if recorded is None:
         own = _opened(first, tokens, loss)
-        rows, row_targets = _checked_rows(first, own, tokens, targets)
+        own, rows, row_targets = _checked_rows(first, own, tokens, targets)
     return comparison.compare(own, opened, rows, row_targets, progress=progress)
 
 
@@ -288,13 +304,16 @@ def _recorded_first(first: Any, second: Any) -> tuple[Recording, Any]:
     return first, second
 
 
-def _checked_rows(model: Any, opened: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:
-    """The inputs and targets, sequences first, after the checks of both."""
+def _checked_rows(model: Any, opened: Any, tokens: Any, targets: Any) -> tuple[Any, Any, Any]:
+    """The model with its loss, and the inputs and targets, sequences first, after all checks."""
     rows, row_targets = _sequences_first(model, opened, tokens, targets)
     _check_ids(opened, rows, row_targets)
+    opened, unused = with_class_targets(opened, rows, row_targets)
+    if unused:
+        warnings.warn(unused, stacklevel=4)
     if row_targets is not None:
         _check_loss(opened, rows, row_targets)
-    return rows, row_targets
+    return opened, rows, row_targets
 
 
 def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:

@@ -243,8 +243,9 @@ class Imported(nn.Module):
     @contextlib.contextmanager
     def padded(self, mask: Tensor) -> Iterator[None]:
         """Inside, tokens where the mask (batch, tokens) is 0 are padding, as in the library's
-        `attention_mask`. Learned positions count the text alone, as in `generate`. The library's
-        forward with `attention_mask` alone counts padding before the text too.
+        `attention_mask`. Positions, learned and rotary ones, count the text alone, of decoders as
+        in `generate`, and of encoders too: a masked token inside a text is skipped. The library's
+        forward with `attention_mask` alone counts padding before and inside the text too.
 
         All maps and instruments then read only these sequences: no token reads padding, and means
         over tokens leave padding out (`Instrument.kept`). Set targets to -1 there. Raises

@@ -182,8 +182,10 @@ class _Apart(Tensor):
         )
 
 
-def _of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
+def of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
     """The loss, for which each output `apart` is an `_Apart`."""
+    if not apart:
+        return loss
 
     @functools.wraps(loss)
     def loss_of_the_rest(outputs: Any, targets: Any) -> Tensor:
@@ -278,8 +280,8 @@ def with_loss(
             loss = "mlm"
     if not isinstance(loss, str):
         _check_function(loss)
-        if isinstance(model, Imported) and model.adapter.apart:
-            loss = _of_last_state(loss, model.adapter.apart)
+        if isinstance(model, Imported):
+            loss = of_last_state(loss, model.adapter.apart)
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(

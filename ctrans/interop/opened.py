@@ -55,6 +55,8 @@ class Opened(ModelAround):
 
     model: AnyModel | ModelWithLoss
     assumes_hidden_tokens: bool = False
+    called: str = "the loss"
+    """How results call its loss."""
 
     def __init__(
         self,
@@ -69,6 +71,8 @@ class Opened(ModelAround):
     ):
         super().__init__()
         self.model, self.loss = with_loss(model, loss, predicts=predicts, causal=causal)
+        if self.loss in STAND_INS:
+            self.called = "a stand-in for the loss"
         if self.loss in STAND_INS or (not predicts and self.loss in LOSS_NAMES):
             described += f"; loss: {LOSS_NAMES[self.loss]}"
         self.directory = directory

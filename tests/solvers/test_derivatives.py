@@ -2,7 +2,9 @@
 mode, second ones, torch.func.
 """
 
+import dataclasses
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -305,3 +307,37 @@ TRANSFORMS = {
 def test_what_torch_cannot_transform_is_named(words):
     with pytest.raises(ConfigError, match=words):
         TRANSFORMS[words]()
+
+
+REUSED = {
+    "its field": lambda field, s: Segment(s, 3.0, Segment(s, 2.0, field).field),
+    "its end replaced": lambda field, s: dataclasses.replace(Segment(s, 2.0, field), t1=3.0),
+    "its map replaced": lambda field, s: dataclasses.replace(
+        Segment(s, 3.0, field), project=lambda x: x
+    ),
+    "its start replaced": lambda field, s: dataclasses.replace(Segment(s, 3.0, field), t0=s * 1),
+}
+
+
+@pytest.mark.parametrize("method", ["dopri5", "dop853"])
+@pytest.mark.parametrize("how", REUSED)
+def test_a_learned_time_of_a_segment_used_again_counts_once(how, method):
+    """x(3) = x0 exp(int_s^3 cos .8t dt), so dx/ds = -cos(.8 s) x(3)."""
+    s = tensor(0.9).requires_grad_()
+    segment = REUSED[how](lambda t, x: x * torch.cos(0.8 * t), s)
+    x1 = solve([segment], tensor([0.7]), method=method, rtol=1e-9, atol=1e-11).x1
+    (gradient,) = torch.autograd.grad(x1.sum(), s)
+    exact = 0.7 * math.exp((math.sin(2.4) - math.sin(0.72)) / 0.8)
+    assert float(x1.detach()) == pytest.approx(exact, rel=1e-6)
+    assert float(gradient) == pytest.approx(-math.cos(0.72) * exact, rel=1e-6)
+
+
+def test_the_field_of_a_segment_with_a_learned_time_is_the_given_one():
+    def field(t, x):
+        return -x
+
+    s = tensor(0.9).requires_grad_()
+    segment = Segment(s, 2.0, field)
+    assert segment.field is field
+    assert segment.t0 is s
+    assert segment.ends[0] == Fraction(0.9)

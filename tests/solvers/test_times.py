@@ -2,6 +2,7 @@
 or as far away as numbers allow.
 """
 
+import dataclasses
 import math
 from itertools import pairwise
 
@@ -221,3 +222,27 @@ def test_torchdiffeqs_own_methods_have_the_derivative_by_the_times(method, optio
     exact = (y0 * torch.exp(t[0] + t[0] ** 2 / 2 - t - t**2 / 2)[:, None]).sum(1)
     (right,) = torch.autograd.grad((weights * exact).sum(), t)
     assert torch.allclose(found, right, rtol=1e-2)  # as accurate as the states
+
+
+REPLACED = {
+    "t1": ((0.0, 1.0), {"t1": 3.0}),
+    "both ends": ((0.0, 1.0), {"t0": 1.0, "t1": 2.0}),
+    "t0": ((0.0, 1.0), {"t0": -1.0}),
+    "turned": ((0.0, 1.0), {"t0": 1.0, "t1": 0.0}),
+    "shorter": ((0.0, 1.0), {"t1": 0.5}),
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("method", ["euler", "rk4", "dopri5", "tsit5", "dop853"])
+@pytest.mark.parametrize("case", REPLACED)
+def test_a_segment_with_replaced_times_is_the_one_made_anew(case, method):
+    times, changes = REPLACED[case]
+    replaced = dataclasses.replace(Segment(*times, lambda t, x: torch.cos(t) + 0 * x), **changes)
+    x0 = torch.zeros(1, dtype=torch.float64)
+    request = request_for(method)
+    x1 = float(solve([replaced], x0, **request).x1)
+    anew = Segment(replaced.start, replaced.end, replaced.field)
+    assert x1 == float(solve([anew], x0, **request).x1)
+    exact = math.sin(replaced.end) - math.sin(replaced.start)
+    assert x1 == pytest.approx(exact, abs=0.2 if method == "euler" else 1e-6)

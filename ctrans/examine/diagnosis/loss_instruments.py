@@ -14,6 +14,7 @@ from ctrans.control.model_threshold import factors_of_model, why_no_threshold
 from ctrans.control.segment_check import step_threshold_at
 from ctrans.control.shown_factors import Factors
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
+from ctrans.interop.class_targets import PROBABILITIES, are_probabilities
 from ctrans.measure.backward.parameter_gradients import leaves, outside, pulled, tracked
 from ctrans.measure.findings import Readings
 from ctrans.measure.walk import (
@@ -48,7 +49,10 @@ class Logits(DiagnosticInstrument):
             raise ConfigError(
                 "log Z and guessing need a cross-entropy of logits, and this model has another loss"
             )
-        logits = of_text(model.head(at.x), self.kept).double()
+        output = model.head(at.x)
+        if are_probabilities(output):
+            raise ConfigError(f"{PROBABILITIES}: return logits, or give loss=")
+        logits = of_text(output, self.kept).double()
         guessing = math.log(logits.shape[-1])
         drift = float(torch.logsumexp(logits, -1).mean()) - guessing
         excess = at.loss - guessing

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
+from ctrans.interop.class_targets import PROBABILITIES, are_probabilities
 from ctrans.measure.walk import Model, Turn, own_loss, terminal_loss
 from ctrans.model.gpt import counted
 
@@ -79,8 +80,13 @@ class LossBesideRivals(DiagnosticInstrument):
     def head(self, model: Model, at: Turn) -> None:
         if not math.isfinite(at.loss):
             return
+        if own_loss(model) is None and are_probabilities(model.head(at.x)):
+            figure = f"a cross-entropy is {at.loss:.3g} nats, but {PROBABILITIES}"
+            self.add("loss on this text", at.loss, figure, place=HEAD)
+            return
         rivals = rivals_of(model, at.tokens, at.targets, at.x)
-        figure = f"the loss is {at.loss:.3g}"
+        called = getattr(model, "called", "the loss")
+        figure = f"{called} is {at.loss:.3g}"
         if rivals.guessing is not None:
             figure += " nats"
         if str(rivals):

@@ -15,7 +15,7 @@ from ctrans.base.old_names import OldReasons
 from ctrans.dynamics.fields import TokenBound
 from ctrans.measure.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.bound_shares import bound_shares
-from ctrans.training.monitor.decay import decay_of
+from ctrans.training.monitor.decay import decay_of, shifts_of
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.loop_measures import LOOP
 from ctrans.training.monitor.loop_reader import ANOTHER_LOSS, THE_TARGETS, LoopReader
@@ -43,6 +43,7 @@ class Gauges:
         self.passes = PassHooks(sites)
         self.loop = LoopReader(sites)
         self.updates = Updates()
+        self.gain_shifts = shifts_of(sites.root)
         self.map_bounds: list[TokenBound | None] = []
         """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.heads: list[int] | None = None
@@ -96,7 +97,7 @@ class Gauges:
         figures are those of clipped ones.
         """
         tensors = self.passes.take()
-        tensors.update(self.loop.take(step))
+        tensors.update(self.loop.take(step, optimizer))
         for where, why in self.loop.missing.items():
             self.missing.setdefault(where, why)
         inside, outside = own_parameters(self.sites)
@@ -112,7 +113,7 @@ class Gauges:
         elif weight_scale != 1:
             factor = torch.ones(()) / weight_scale
         tensors.update(self.updates.figures([*inside, outside], optimizer, factor))
-        tensors.update(decay_of(self.sites.root, optimizer))
+        tensors.update(decay_of(self.sites.root, optimizer, self.gain_shifts))
         values = self._on_host(tensors)
         values.update(bound_shares(self.sites, self.map_bounds, values))
         self.broken = self._broken(values, scaled=scale is not None)

@@ -22,8 +22,9 @@ def last_of(past: Past, name: str, count: float) -> Array | None:
 
 
 def raised(past: Past, limits: Limits) -> Sighting | None:
-    """All targets have the same weight below 0 in each of the last `reports` reports. Weights that
-    differ are those of a policy gradient, or of rejected answers beside chosen ones.
+    """All targets have the same weight below 0, in what the optimiser lowers, in each of the last
+    `reports` reports. Weights that differ are those of a policy gradient, or of rejected answers
+    beside chosen ones.
     """
     is_raised = last_of(past, "raised_targets", limits["reports"])
     weights = last_of(past, "target_weight", limits["reports"])

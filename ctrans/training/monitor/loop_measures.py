@@ -17,7 +17,10 @@ _GROUP_ALL = (
 _OF_GRADIENT = "see ctrans.training.monitor.target_gradient"
 _TARGETS = {
     "target_weight": Measure(
-        formula="dL/dCE summed over the targets of a step, read from the logits' gradient",
+        formula=(
+            "dL/dCE summed over the targets of a step, read from the logits' gradient; L is minus"
+            " the loss for an optimizer with maximize=True"
+        ),
         source=_OF_GRADIENT,
         checks={
             "accumulation is not divided": Check(
@@ -36,7 +39,7 @@ _TARGETS = {
         live=True,
     ),
     "raised_targets": Measure(
-        formula="1 if all targets of a step have the same dL/dCE, below 0; else 0",
+        formula="1 if all targets of a step have the same dL/dCE of target_weight, below 0; else 0",
         source=_OF_GRADIENT,
         checks={
             "loss is raised": Check(
@@ -44,8 +47,8 @@ _TARGETS = {
                 source="a mean loss that is lowered has one weight above 0",
                 impact="Each step makes the targets less likely.",
                 remediation=(
-                    "Look for a minus sign before the loss. Do nothing if the model is meant to"
-                    " forget these targets."
+                    "Look for a minus sign before the loss, and for maximize=True of the optimizer."
+                    " Do nothing if the model is meant to forget these targets."
                 ),
                 limits={"reports": 2},
                 rule=loop_checks.raised,
@@ -290,11 +293,14 @@ _OPTIMIZER = {
         live=True,
     ),
     "weight_decay": Measure(
-        formula="largest eta lambda of matrices: the share that weight decay takes in a step",
+        formula=(
+            "largest eta lambda of matrices, over 1 - momentum for SGD: the share that weight decay"
+            " takes in a step"
+        ),
         checks={
             "weights are forgotten": Check(
                 severity="note",
-                source="exact: weights are a mean of their steps over the last 1/(eta lambda)",
+                source="exact: weights are a mean of their steps over the last 1/share",
                 impact="Of what was learned a hundred steps before, 1/e or less is left.",
                 remediation=(
                     "Lower weight_decay: with AdamW 0.1 is usual, and 1/(learning rate * decay)"
@@ -308,7 +314,7 @@ _OPTIMIZER = {
         live=True,
     ),
     "gain_decay": Measure(
-        formula="largest eta lambda of a norm's gains: the share that weight decay takes in a step",
+        formula="the share that weight decay takes of a norm's gains in a step, as weight_decay",
         live=True,
     ),
     "gain_size": Measure(

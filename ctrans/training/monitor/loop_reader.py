@@ -26,6 +26,7 @@ from ctrans.training.monitor.target_gradient import (
     target_rows,
 )
 from ctrans.training.monitor.training_measures import GaugeAt
+from ctrans.training.monitor.updates import sign_of_step
 
 THE_TARGETS = "the targets"
 NO_LOGITS = "the model returns no logits through which the loss goes back"
@@ -66,6 +67,17 @@ class Pass:
         return None
 
 
+@dataclass
+class TargetsOfPass:
+    """The figures of the targets of one pass. `backward` is autograd's number of the backward pass,
+    `is_fresh` whether no weight had a gradient when it began: they may have been reset.
+    """
+
+    figures: dict[str, Tensor]
+    backward: int
+    is_fresh: bool | Tensor
+
+
 class LoopReader:
     """The hooks of one model. `arm` adds them; `take` removes them and returns the figures of the
     passes between.
@@ -76,7 +88,7 @@ class LoopReader:
         self.missing: dict[str, str] = {}
         self.hooks = ExitStack()
         self._passes: list[Pass] = []
-        self._targets: list[dict[str, Tensor]] = []
+        self._targets: list[TargetsOfPass] = []
         """The figures of each backward pass through logits."""
         self._inside = False
         self._is_called_whole = False
@@ -112,8 +124,12 @@ class LoopReader:
         self._keep(step, self._try("the batch", self._fingerprint))
         self._passes = []
 
-    def take(self, step: int) -> dict[GaugeAt, Tensor]:
-        """Removes the hooks. Returns the figures of the passes since `arm`, of this step."""
+    def take(
+        self, step: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[GaugeAt, Tensor]:
+        """Removes the hooks. Returns the figures of the passes since `arm`, of this step. Targets
+        weigh as the optimiser steps: it may raise the loss.
+        """
         self.disarm()
         before: Tensor | float | None = None
         if self._previous is not None:
@@ -122,7 +138,7 @@ class LoopReader:
                 before = fingerprint
         figures = self._try("the batch", self._of_batch, before) or {}
         self._keep(step, figures.pop("fingerprint", None))
-        figures.update(self._try(THE_TARGETS, self._of_targets) or {})
+        figures.update(self._try(THE_TARGETS, self._of_targets, sign_of_step(optimizer)) or {})
         if not self._targets:
             self.missing.setdefault(THE_TARGETS, NOT_BACK if self._is_called_whole else NO_PASS)
         self._passes = []
@@ -257,7 +273,8 @@ class LoopReader:
             figures["ahead"] = torch.where(is_read, ahead, torch.nan)
             padding = self._padding_counted(tokens, rows)
             figures["padding"] = torch.where(is_read, padding, torch.nan)
-        self._targets.append(figures)
+        backward = torch._C._current_graph_task_id()
+        self._targets.append(TargetsOfPass(figures, backward, _without_gradients(self.sites.root)))
 
     def _padding_counted(self, tokens: Tensor, rows: TargetRows) -> Tensor:
         """The share of counted targets that are padding: one token with which sequences end at
@@ -282,16 +299,18 @@ class LoopReader:
         padding = counted & at_end & (targets == last) & is_one_token.all() & ~is_text
         return padding.sum() / counted.sum().clamp(min=1)
 
-    def _of_targets(self) -> dict[str, Tensor]:
-        """The figures of the step's targets, from those of its passes."""
-        passes = self._targets
-        if not passes:
+    def _of_targets(self, sign: float) -> dict[str, Tensor]:
+        """The figures of the step's targets, from those of its passes, times the sign of what the
+        optimiser lowers.
+        """
+        if not self._targets:
             return {}
+        passes = [one.figures for one in self._of_step()]
         first = passes[0]
-        means = torch.stack([one["mean"] for one in passes])
+        means = sign * torch.stack([one["mean"] for one in passes])
         is_even = torch.stack([one["is_even"] for one in passes]).all()
         figures = {
-            "target_weight": torch.stack([one["weight"] for one in passes]).sum(),
+            "target_weight": sign * torch.stack([one["weight"] for one in passes]).sum(),
             "raised_targets": torch.where(
                 means.isfinite().all(), (is_even & (means < 0).all()).double(), torch.nan
             ),
@@ -310,6 +329,22 @@ class LoopReader:
             figures["target_ahead"] = first["ahead"]
             figures["padding_counted"] = first["padding"]
         return figures
+
+    def _of_step(self) -> list[TargetsOfPass]:
+        """The passes of which the step has the gradient: those since gradients were reset. Passes
+        of one backward pass stay together.
+        """
+        passes = self._targets
+        if _without_gradients(self.sites.root) is True:
+            return passes  # they are not where they can be seen
+        begins = [
+            later
+            for later in range(1, len(passes))
+            if passes[later].backward != passes[later - 1].backward
+        ]
+        is_fresh = host_numbers([passes[k].is_fresh for k in begins])
+        first = max((k for k, fresh in zip(begins, is_fresh, strict=True) if fresh), default=0)
+        return passes[first:]
 
     def _fingerprint(self) -> Tensor | None:
         """One number of all entries of the step's batch that are looked at."""
@@ -343,6 +378,24 @@ class LoopReader:
             figures["unlike_before"] = _divergence(counts, earlier)
             self._counts = earlier + counts
         return figures
+
+
+def _without_gradients(root: nn.Module) -> bool | Tensor:
+    """Whether all gradients of a model's weights are None or 0. Not of weights of which a part is
+    elsewhere: their gradients are there, too.
+    """
+    gradients = []
+    for weight in root.parameters():
+        if hasattr(weight, "to_local") or hasattr(weight, "_fsdp_flattened"):
+            return False
+        if weight.grad is not None:
+            gradients.append(weight.grad)
+    if not gradients:
+        return True
+    if any(gradient.is_sparse for gradient in gradients):
+        return False
+    norms = torch.stack([norm.to(gradients[0].device) for norm in torch._foreach_norm(gradients)])
+    return (norms == 0).all()
 
 
 def _token_tables(root: nn.Module, vocabulary: int) -> list[nn.Embedding]:

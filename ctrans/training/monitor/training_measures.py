@@ -423,8 +423,9 @@ MEASURES.add(
         ),
         "decay_share": Measure(
             formula=(
-                "|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay;"
-                " without one that is added to the gradient before Adam's moments"
+                "|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay, over"
+                " 1 - momentum for SGD; without one that is added to the gradient before Adam's"
+                " moments"
             ),
             scope="sublayer",
             live=True,

@@ -4,6 +4,7 @@ of Adam's second moments.
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -222,6 +223,20 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def sign_of_step(optimizer: torch.optim.Optimizer | None) -> float:
+    """1 for an optimiser that lowers what the gradients are of, -1 for one that raises it
+    (`maximize=True`), nan if its groups differ.
+    """
+    if optimizer is None:
+        return 1.0
+    raises = {bool(group.get("maximize")) for group in optimizer.param_groups if group["params"]}
+    if len(raises) > 1:
+        return math.nan
+    if True in raises:
+        return -1.0
+    return 1.0
+
+
 def coupled_decay(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> float | None:
     """lambda, where the optimiser adds lambda w to the gradient before it takes its moments, as
     Adam does; 0 where it decays the weights apart from them, as AdamW does. None if it is unknown.
@@ -244,6 +259,36 @@ def coupled_decay(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) 
     return decay
 
 
+def share_of_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """The share that weight decay lambda takes of a weight in a step in the long run: eta lambda,
+    where the optimiser subtracts it.
+
+    torch's SGD adds it to the gradient. With momentum mu and dampening d, a weight without another
+    gradient follows
+
+        b <- mu b + (1 - d) lambda w,    w <- w - eta b    (Nesterov: d = 0, eta (lambda w + mu b))
+
+    so with l = eta (1 - d) lambda it shrinks by the larger root of z^2 - (1 + mu - l) z + mu = 0;
+    Nesterov's is that of z^2 - (1 + mu - l - mu l) z + mu (1 - l) = 0. For small l the share is
+    l/(1 - mu).
+    """
+    decay = float(group.get("weight_decay") or 0.0) * float(group["lr"] or 0.0)
+    momentum = float(group.get("momentum") or 0.0)
+    if type(innermost(optimizer)).__name__ != "SGD" or not 0 < momentum < 1:
+        return decay
+    decay *= 1 - float(group.get("dampening") or 0.0)
+    trace = 1 + momentum - decay
+    determinant = momentum
+    if group.get("nesterov"):
+        trace -= momentum * decay
+        determinant -= momentum * decay
+    root = cmath.sqrt(trace**2 - 4 * determinant)
+    left = max(abs(trace + root), abs(trace - root)) / 2
+    if left >= 1:  # the steps diverge
+        return decay / (1 - momentum)
+    return 1 - left
+
+
 def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[int, float]]:
     """The learning rate of each parameter over the largest one, by id, and this times its weight
     decay, without a decay that is in Adam's moments. Nothing if all rates are 0.
@@ -259,9 +304,9 @@ def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[i
         return {}, {}
     rates = {key: float(group["lr"]) / largest for key, group in groups.items()}
     decays = dict[int, float]()
-    for key, rate in rates.items():
+    for key in rates:
         group = groups[key]
-        decays[key] = rate * float(group.get("weight_decay") or 0.0)
+        decays[key] = share_of_decay(optimizer, group) / largest
         if "betas" in group and coupled_decay(optimizer, group):
             decays[key] = 0.0
     return rates, decays

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ctrans.training.monitor.decay import decay_of
 from ctrans.training.monitor.updates import ENTRIES, Updates
 
 
@@ -173,3 +174,31 @@ def test_radams_first_steps_are_shorter_than_its_rate_and_have_no_share_of_it():
     figures = updates.figures([[weight], []], optimiser)
     assert float(figures["update", 0]) == pytest.approx(1e-6, rel=0.1)
     assert ("rate_share", 0) not in figures
+
+
+MOMENTA = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "dampened": {"momentum": 0.9, "dampening": 0.4},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "raised": {"momentum": 0.9, "maximize": True},
+}
+
+
+@pytest.mark.parametrize("decay", [0.005, 0.02])
+@pytest.mark.parametrize("name", MOMENTA)
+def test_the_share_of_sgds_decay_is_what_it_takes_of_weights_without_a_gradient(name, decay):
+    weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+    weight.grad = torch.zeros_like(weight)
+    optimiser = torch.optim.SGD([weight], lr=0.1, weight_decay=decay, **MOMENTA[name])
+    for _ in range(200):
+        before = float(weight.detach()[0, 0])
+        optimiser.step()
+    taken = 1 - float(weight.detach()[0, 0]) / before
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = weight
+    assert float(decay_of(model, optimiser)["weight_decay", 0]) == pytest.approx(taken, rel=1e-4)
+    updates = Updates()
+    updates.remember([[weight], []])
+    share = float(updates.figures([[weight], []], optimiser)["decay_share", 0])
+    assert 0.1 * share == pytest.approx(taken, rel=1e-4)
