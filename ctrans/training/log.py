@@ -38,8 +38,7 @@ RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
 PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00(ctrans|Matplotlib)")
 """How pictures of ctrans begin; those of earlier versions name Matplotlib."""
-LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
-MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
+MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":\s*\{\s*"model":|\Z')
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
 LINEAGE = "lineage"
@@ -225,8 +224,21 @@ def _lineage_in(path: Path, step: int) -> str | None:
 
 
 def unsaved(directory: Path) -> bool:
-    """Whether the log has rows of step 0 only: the run ended before its first checkpoint."""
-    return all(row is not None and row["step"] == 0 for row in _rows(directory / LOG))
+    """Whether the log has rows of step 0 only, the first one as a run writes it: the run ended
+    before its first checkpoint.
+    """
+    rows = _rows(directory / LOG)
+    first = next(rows, None)
+    if first is None or first["step"] != 0 or not _is_row_of_run(first):
+        return False
+    return all(row is not None and row["step"] == 0 for row in rows)
+
+
+def others(directory: Path) -> list[Path]:
+    """The files with the names of a run's logs that no run or monitor wrote."""
+    written = _records(*(directory / name for name in RECORDS))
+    paths = [directory / name for name in RECORDS if name not in written]
+    return [path for path in paths if os.path.lexists(path)]
 
 
 def cut(directory: Path, step: int) -> None:
@@ -300,10 +312,19 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     """Sets aside the logs and the results of a run that a new one overwrites, under the name of a
     directory of checkpoints (`generation`) that is not the `new` run's. Raises OSError.
 
+    A user's file with the name of a log gets the name `log.jsonl-others`, and a warning says so.
+
     What is aside under the `new` run's directory is of an earlier run there, which is no more, if
     it begins as a run writes it. A user's file in the place of what is set aside gets the name
     `checkpoints.log.jsonl-others`.
     """
+    for path in others(directory):
+        kept = make_room(path)
+        LOGGER.warning(
+            "%r was not written by ctrans, and has the name of a log of the run: it is kept as %r",
+            str(path),
+            kept,
+        )
     already = _set_aside(directory, generation)
     for name in _of_run(directory):
         record = directory / name
@@ -332,17 +353,41 @@ def _forget_aside(directory: Path, generation: str) -> None:
 
 
 def _set_aside(directory: Path, generation: str) -> list[str]:
-    """The names of what a run set aside for these checkpoints. A file that begins otherwise is a
+    """The names of what a run set aside for these checkpoints. A file with other content is a
     user's.
     """
-    log, monitor = (directory / _aside(generation, name) for name in RECORDS)
+    records = (directory / _aside(generation, name) for name in RECORDS)
+    results = (directory / _aside(generation, name) for name in RESULTS)
+    return [*_records(*records), *_results(*results)]
+
+
+def _records(log: Path, monitor: Path) -> list[str]:
+    """The names of those of these logs that a run and a monitor wrote, or that are empty."""
     names = []
-    if _begins(log, LOG_BEGINS):
+    if _has_row_of_run(log):
         names.append(LOG)
     if _begins(monitor, MONITOR_BEGINS):
         names.append(MONITOR)
-    names += _results(*(directory / _aside(generation, name) for name in RESULTS))
     return names
+
+
+def _has_row_of_run(path: Path) -> bool:
+    """Whether the file is empty, or a line of it is a row as a run writes it: a damaged log is
+    still the run's.
+    """
+    try:
+        check_file(path)
+        if path.stat().st_size == 0:
+            return True
+        return any(row is not None and _is_row_of_run(row) for row in _rows(path))
+    except (OSError, ConfigError):
+        return False
+
+
+def _is_row_of_run(row: Row) -> bool:
+    """Whether a run writes such a row: of an iteration, of an evaluation or of its beginning."""
+    kinds = (ITERATION.values(), EVALUATION.values(), (RUN, "validation_loss"))
+    return any(row.keys() >= set(names) for names in kinds)
 
 
 def _results(result: Path, picture: Path, watched: Path, picture_of_watched: Path) -> list[str]:
@@ -372,15 +417,18 @@ def _begins(path: Path, words: re.Pattern[bytes]) -> bool:
 
 
 def forget_unsaved(directory: Path) -> None:
-    """Removes the logs and the results of a run that ended before its first checkpoint."""
+    """Removes the logs and the results of a run that ended before its first checkpoint. `others`
+    stay.
+    """
     if (directory / LOG).exists():
         for name in _of_run(directory):
             (directory / name).unlink(missing_ok=True)
 
 
 def _of_run(directory: Path) -> list[str]:
-    """The names of the logs, and of the results if ctrans wrote them."""
-    return [*RECORDS, *_results(*(directory / name for name in RESULTS))]
+    """The names of the logs and of the results that ctrans wrote."""
+    records = _records(*(directory / name for name in RECORDS))
+    return [*records, *_results(*(directory / name for name in RESULTS))]
 
 
 def _aside(generation: str, name: str) -> str:

@@ -55,10 +55,14 @@ def remove_checkpoint(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
 
 
-def make_room(path: Path) -> None:
-    """Gives what a user has in the place of a new checkpoint the name `step-00000100-others`."""
+def make_room(path: Path) -> str:
+    """Gives what a user has in the place of a new checkpoint the name `step-00000100-others`.
+    Returns the name.
+    """
+    name = free_name(f"{path.parent / path.name.removeprefix('.')}-others")
     if os.path.lexists(path):
-        os.rename(path, free_name(f"{path.parent / path.name.removeprefix('.')}-others"))
+        os.rename(path, name)
+    return name
 
 
 def free_name(path: str) -> str:

@@ -101,13 +101,15 @@ def check_free(store: RunDirectory) -> None:
         )
     check_no_model(store)
     log_path = store.directory / log.LOG
-    # of a run that ended before its first checkpoint
-    is_unsaved = log_path.is_file() and log.unsaved(store.directory)
-    names = [BEST]
-    if not is_unsaved:
-        names += log.RECORDS
-    for name in names:
-        path = store.directory / name
+    paths = [store.directory / BEST]
+    if log_path.is_file() and log.unsaved(store.directory):
+        # of a run that ended before its first checkpoint
+        paths += log.others(store.directory)
+    elif log_path.is_file() and log_path.stat().st_size == 0:
+        paths.append(store.directory / log.MONITOR)
+    else:
+        paths += [store.directory / name for name in log.RECORDS]
+    for path in paths:
         if os.path.lexists(path):
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"

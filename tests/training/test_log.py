@@ -183,6 +183,8 @@ def test_a_log_that_is_removed_or_cut_while_a_run_goes_on_is_said_once(tmp_path,
 
 
 FIRST = {"step": 0, "run": "this", "validation_loss": 2.5}
+FIRST_OF_EARLIER_VERSION = {"step": 0, "validation_loss": 2.5, "growth": 1.0, "largest": 1.0}
+LATER = {"step": 4, "loss": 2.0, "learning_rate": 1.0, "gradient_norm": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -193,9 +195,9 @@ FIRST = {"step": 0, "run": "this", "validation_loss": 2.5}
         (FIRST, "this", 2.25, False),
         (FIRST, "", 2.5, True),
         (FIRST, "", 2.25, False),
-        ({"step": 0, "validation_loss": 2.5}, "this", 2.5, True),
-        ({"step": 0, "validation_loss": 2.5}, "this", 2.25, False),
-        ({"step": 4}, "this", 2.25, True),
+        (FIRST_OF_EARLIER_VERSION, "this", 2.5, True),
+        (FIRST_OF_EARLIER_VERSION, "this", 2.25, False),
+        (LATER, "this", 2.25, True),
     ],
 )
 @pytest.mark.parametrize("name", [log.LOG, ".checkpoints.log.jsonl"])

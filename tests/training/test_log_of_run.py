@@ -195,7 +195,7 @@ def test_a_run_does_not_remove_the_file_that_it_reads(name, overwrite, tmp_path)
     carry_out(*start(out, iterations=2))
     (out / "train.json").write_text('{"command": "train", ' + 999 * " " + "}")
     (out / "watch.json").write_text(WATCHED + 999 * " ")
-    (out / "monitor.jsonl").write_text('{"header": {}}' + 999 * " ")
+    (out / "monitor.jsonl").write_text('{"header": {"model": ""}}' + 999 * " ")
     link = tmp_path / "data"
     link.symlink_to(out / name)
     before = everything(out)
@@ -216,6 +216,36 @@ def test_a_run_does_not_remove_the_tokens_that_it_reads(tmp_path):
     with pytest.raises(ConfigError, match="would remove its data"):
         train(model, TrainConfig(iterations=2), tmp_path, out=out, overwrite=True)
     assert everything(out) == before
+
+
+FOREIGN_LOGS = ["", '{"step": 0, "loss": 3.2}\n', '{"step": 1, "epoch": 1}\n']
+ROW = '{"step": 0, "run": "this", "validation_loss": 5.0}\n'
+
+
+@pytest.mark.parametrize("own_log", [*FOREIGN_LOGS, ROW])
+def test_a_run_does_not_replace_a_log_that_no_run_wrote(own_log, tmp_path):
+    (tmp_path / log.LOG).write_text(own_log)
+    (tmp_path / log.MONITOR).write_text("precious\n")
+    before = everything(tmp_path)
+    with pytest.raises(ConfigError, match=r"a run would replace .*jsonl': move it away"):
+        start(tmp_path, iterations=2)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("own_log", [*FOREIGN_LOGS[1:], ROW])
+def test_a_run_that_overwrites_keeps_a_log_that_no_run_wrote_and_says_so(
+    own_log, tmp_path, caplog
+):
+    (tmp_path / log.LOG).write_text(own_log)
+    (tmp_path / log.MONITOR).write_text('{"header": "of another program"}\n')
+    start(tmp_path, iterations=2, overwrite=True)
+    kept = {path.name: path.read_text() for path in tmp_path.glob("*-others")}
+    of_another = {f"{log.MONITOR}-others": '{"header": "of another program"}\n'}
+    if own_log != ROW:
+        of_another[f"{log.LOG}-others"] = own_log
+    assert kept == of_another
+    assert caplog.text.count("it is kept as") == len(of_another)
+    assert not list(tmp_path.glob(".*monitor.jsonl"))
 
 
 @pytest.mark.parametrize("overwrite", [True, False])

@@ -402,8 +402,8 @@ def test_a_users_file_and_the_log_that_takes_its_name_are_both_kept(tmp_path):
     first, second = log.GENERATIONS
     picture = log.RESULTS[1]
     contents_of_run = {
-        log.LOG: '{"step": 1}\n',
-        log.MONITOR: '{"header": {}}\n',
+        log.LOG: '{"step": 0, "run": "this", "validation_loss": 5.0}\n',
+        log.MONITOR: '{"header": {"model": ""}}\n',
         log.RESULT: '{"command": "train"}',
         picture: "picture",
     }
@@ -414,7 +414,8 @@ def test_a_users_file_and_the_log_that_takes_its_name_are_both_kept(tmp_path):
     for name in contents_of_run:
         assert (tmp_path / f"{first}.{name}-others").read_text() == "mine"
         assert not (tmp_path / name).exists()
-    (tmp_path / log.LOG).write_text('{"step": 0}\n')  # of the new run, which is killed
+    # of the new run, which is killed
+    (tmp_path / log.LOG).write_text('{"step": 0, "run": "that", "validation_loss": 5.0}\n')
     log.set_aside(tmp_path, first, second)
     log.bring_back(tmp_path, first)
     for name, content in contents_of_run.items():
