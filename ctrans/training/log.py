@@ -184,30 +184,43 @@ def check_of_run(directory: Path, generation: str, state: State) -> None:
     """Raises ConfigError if the log is of another run than the checkpoint of this state in this
     directory of checkpoints, or of a copy of the run that went on with other settings.
 
-    A log without its first row is said to lack rows when it is cut.
+    A row anywhere that names another run, or has another first or best validation loss, is of
+    another run. A log without its first row is said to lack rows when it is cut.
     """
     path = directory / LOG
     if LOG in _set_aside(directory, generation):
         path = directory / _aside(generation, LOG)
     if not path.exists():
         return
-    row = next(iter(_rows(path)), None) or {}
-    if row.get("step") != 0 or "validation_loss" not in row:
-        return
-    first = state.progress.first
-    has_names = bool(state.run) and row.get(RUN) is not None  # not in an earlier version
-    has_its_name = not has_names or row[RUN] == state.run
-    if row["validation_loss"] != first or not has_its_name:
-        raise ConfigError(
-            f"{str(path)!r} is the log of another run than the checkpoint: their first validation"
-            f" losses are {row['validation_loss']} and {first}, or their settings or first weights"
-            f" differ. {PUT_BACK}"
-        )
+    progress = state.progress
+    for row in _rows(path):
+        if row is None:
+            continue
+        # an earlier version named no run
+        names_another = bool(state.run) and row.get(RUN) not in (None, state.run)
+        if names_another or _has_another_loss(row, 0, progress.first):
+            loss = row.get("validation_loss")
+            raise ConfigError(
+                f"{str(path)!r} is the log of another run than the checkpoint: their first"
+                f" validation losses are {loss} and {progress.first}, or their settings or first"
+                f" weights differ. {PUT_BACK}"
+            )
+        if _has_another_loss(row, progress.best_step, progress.best):
+            raise ConfigError(
+                f"{str(path)!r} is the log of another run than the checkpoint: their validation"
+                f" losses at step {progress.best_step} are {row['validation_loss']} and"
+                f" {progress.best}. {PUT_BACK}"
+            )
     if _lineage_in(path, state.progress.step) not in (state.lineage, None):
         raise ConfigError(
             f"{str(path)!r} is the log of another run than the checkpoint: they began as one run,"
             f" and one of them went on with other settings. {PUT_BACK}"
         )
+
+
+def _has_another_loss(row: Row, step: int | None, loss: float | None) -> bool:
+    """Whether the row is of an evaluation at that step with another validation loss."""
+    return row["step"] == step and "validation_loss" in row and row["validation_loss"] != loss
 
 
 def _lineage_in(path: Path, step: int) -> str | None:
@@ -278,7 +291,7 @@ class _Kept:
     there is none of the run's: someone added it.
 
     After the lines were read, `last_step` is that of the last row, and `missing` the number of
-    iterations without a row before it.
+    steps, from step 0, without a row before it.
     """
 
     def __init__(self, step: int):
@@ -289,7 +302,7 @@ class _Kept:
     def lines(self, path: Path) -> Iterator[bytes]:
         if not path.exists():
             return
-        previous = 0
+        previous = -1
         for line, row in _lines(path):
             if row is None or not self._is_kept(row):
                 continue

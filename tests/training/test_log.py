@@ -143,19 +143,20 @@ def test_a_verdict_and_settings_given_anew_do_not_outlive_the_resume_that_undoes
     assert list(log.read(tmp_path)) == rows[:3]
 
 
-ROWS = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+ROWS = [{"step": step, "loss": 1.0} for step in (0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("rows", "step", "words"),
     [
         ([], 3, "had no rows, and the run continues from step 3"),
-        (ROWS[:1], 3, "ended at step 1, and the run continues from step 3"),
+        (ROWS[:2], 3, "ended at step 1, and the run continues from step 3"),
         (ROWS, 3, ""),
         (ROWS, 2, ""),
         ([], 0, ""),
         (ROWS[1:], 3, "lacks 1 of the rows before step 3"),
-        (ROWS[::2], 3, "lacks 1 of the rows before step 3"),
+        (ROWS[2:], 3, "lacks 2 of the rows before step 3"),
+        (ROWS[::3], 3, "lacks 2 of the rows before step 3"),
     ],
 )
 def test_a_log_that_lacks_steps_before_those_of_a_resumed_run_is_said(
@@ -210,6 +211,28 @@ def test_the_log_of_another_run_is_refused(name, row, run, first, is_of_run, tmp
         log.check_of_run(tmp_path, "checkpoints", state)
         return
     with pytest.raises(ConfigError, match=r"is the log of another run .* move the log away"):
+        log.check_of_run(tmp_path, "checkpoints", state)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([LATER, FIRST | {"run": "that"}], "another run"),
+        ([LATER, {"step": 4, "run": "that"}], "another run"),
+        ([{}, FIRST | {"validation_loss": 2.25}], "another run"),
+        ([LATER, {"step": 4, "validation_loss": 1.5}], "losses at step 4 are 1.5 and 1.25"),
+        ([{}, FIRST, LATER, {"step": 4, "validation_loss": 1.25}], ""),
+    ],
+)
+def test_any_row_may_show_that_a_log_is_of_another_run(rows, words, tmp_path):
+    """The first row may be missing, or not be the first line."""
+    (tmp_path / log.LOG).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    progress = Progress(step=4, first=2.5, best=1.25, best_step=4)
+    state = State(progress, TrainConfig(), {}, "", run="this")
+    if not words:
+        log.check_of_run(tmp_path, "checkpoints", state)
+        return
+    with pytest.raises(ConfigError, match=words):
         log.check_of_run(tmp_path, "checkpoints", state)
 
 
