@@ -45,6 +45,7 @@ LINEAGE = "lineage"
 """The key of a row of settings given anew with the run's `State.lineage` after it."""
 PUT_BACK = "Put back the one that belongs here, or move the log away to go on without its rows"
 RESUME = "then go on with --resume"
+AGAIN = "then give the same command again"
 Row = dict[str, Any]
 SMOOTH = 100
 """`curves` has means over about this number of stretches of iterations."""
@@ -98,7 +99,10 @@ def _size(path: Path) -> int:
 
 def append(directory: Path, row: Row) -> None:
     """Adds a row. Raises ConfigError, and adds nothing, if it cannot write."""
-    append_line(directory / LOG, row, RESUME)
+    advice = RESUME
+    if RUN in row:  # the first row comes before the first checkpoint
+        advice = AGAIN
+    append_line(directory / LOG, row, advice)
 
 
 def append_line(path: Path, value: Any, advice: str) -> None:

@@ -17,6 +17,7 @@ from ctrans.training.monitor import read_log
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import Progress, State
 from solvers import ConfigError
+from tests.training.helpers import start
 
 
 def test_a_torn_last_line_of_the_log_is_not_read(tmp_path):
@@ -51,6 +52,20 @@ def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tm
     ):
         log.append(tmp_path, {"step": 2, "why": 200 * "x"})
     assert (tmp_path / log.LOG).read_text() == '{"step": 1}\n'
+
+
+def test_a_first_row_that_does_not_fit_does_not_advise_to_resume_a_run_without_a_checkpoint(
+    tmp_path,
+):
+    """A log of 0 bytes stays, which the same command replaces."""
+    row = {"step": 0, "run": 200 * "x", "validation_loss": 5.0}
+    with (
+        pytest.raises(ConfigError, match="free some space, then give the same command again"),
+        little_space(),
+    ):
+        log.append(tmp_path, row)
+    assert (tmp_path / log.LOG).read_text() == ""
+    start(tmp_path, iterations=1)
 
 
 def test_a_log_that_cannot_be_cut_stays_whole_without_litter(tmp_path):
