@@ -375,9 +375,7 @@ def test_checkpoints_of_another_program_are_none_and_stay(tmp_path):
 
 
 @pytest.mark.parametrize("whole", ["SHA256SUMS", "model.safetensors", "train.json"])
-def test_a_damaged_checkpoint_is_still_of_its_run_by_any_whole_file_that_names_it(
-    whole, tmp_path
-):
+def test_a_damaged_checkpoint_is_still_of_its_run_by_any_whole_file_that_names_it(whole, tmp_path):
     store = filled(tmp_path, 1)
     checkpoint = store.step_directory(1)
     content = {
