@@ -285,20 +285,33 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
 @contextlib.contextmanager
 def _without_config(directory: Path) -> Iterator[None]:
     """Sets an earlier model's config aside, since weights with the config of others are another
-    model. If the weights cannot be written, the config comes back.
+    model. If the weights stay as they were, as on a full disk or after Ctrl-C, the config comes
+    back.
     """
     config = directory / CONFIG
     aside = directory / EARLIER_CONFIG
     is_there = os.path.lexists(config)
+    weights = _identity(directory / WEIGHTS)
     if is_there:
         os.replace(config, aside)
         flush(directory)
     try:
         yield
-    except OSError:
-        if is_there:
+    except BaseException:
+        if is_there and _identity(directory / WEIGHTS) == weights:
             os.replace(aside, config)
         raise
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The device and the number of a file, which a new one in its place changes; None without a
+    file.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _written(model: GPT) -> tuple[Target, Any, Weights]:
