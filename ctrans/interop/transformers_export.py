@@ -26,7 +26,7 @@ from ctrans.base.durable_files import flush, write_durably
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.hugging_face import load_local
-from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, sharded_files
+from ctrans.interop.hugging_face_files import CONFIG, EARLIER_CONFIG, WEIGHTS, sharded_files
 from ctrans.interop.transformers_library import import_transformers
 from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES, WeightNames
 from ctrans.model.config import GPTConfig
@@ -41,8 +41,6 @@ BEFORE_TRAINING = {"initialisation", "embedding_std"}
 """Settings that act only before training."""
 OF_ROTARY = ("rope_theta", "partial_rotary_factor")
 """Settings of the library that are in `rope_parameters`."""
-EARLIER_CONFIG = f".{CONFIG}.earlier"
-"""The config of an earlier model while its weights are replaced."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Weights = dict[str, Tensor]
