@@ -573,7 +573,7 @@ def test_a_batch_that_processes_cannot_share_removes_no_run(tmp_path):
 
 def test_a_run_that_ended_before_its_first_checkpoint_may_be_started_again(tmp_path):
     run, _ = start(tmp_path)
-    run.report({"step": 0, "validation_loss": 5.0})
+    run.report({"step": 0, "run": "this", "validation_loss": 5.0})
     run, progress = start(tmp_path)
     carry_out(run, progress)
     assert [row["step"] for row in log.read(tmp_path)] == list(range(13))
