@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import sys
 
 import click
@@ -22,7 +23,10 @@ from ctrans.cli.request import request_of
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.files import write_atomic
 from ctrans.report.ownership import check_replaceable, check_result
+from ctrans.study import database
+from ctrans.training import run_directory
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import check_free
 from solvers import ConfigError
@@ -246,6 +250,27 @@ def test_every_option_that_names_a_path_is_an_input_unless_it_is_of_the_output(
         "model",
         "plain.txt",
     ]
+
+
+def test_a_replaced_result_keeps_its_mode_and_a_read_only_one_stays(tmp_path):
+    result = tmp_path / "result.json"
+    result.write_text('{"command": "watch", "options": {')
+    result.chmod(0o600)
+    check_replaceable(result, overwrite=False)
+    write_atomic(result, b"new")
+    assert stat.S_IMODE(result.stat().st_mode) == 0o600
+    result.write_text('{"command": "watch", "options": {')
+    result.chmod(0o444)
+    with pytest.raises(ConfigError, match="is read-only: choose another place"):
+        check_replaceable(result, overwrite=False)
+    check_replaceable(result, overwrite=True)
+
+
+@pytest.mark.parametrize("name", [run_directory.LOCK, database.LOCK])
+def test_a_lock_is_never_replaced(name, tmp_path):
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="is the lock of a run or a study"):
+        check_replaceable(tmp_path / name, overwrite=True)
 
 
 STUDY = (
