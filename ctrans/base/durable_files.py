@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +22,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 def write_parts_durably(path: Path, parts: Iterable[bytes]) -> None:
     """The same for parts that are made one at a time, as from a file that is too large for memory.
-    An error in making one leaves the old file.
+    An error in making one leaves the old file. The new file has the old one's mode.
     """
     # a name that a file may have leaves no room for the dot and the number
     beginning = os.fsdecode(os.fsencode(path.name)[:LONGEST])
@@ -28,6 +30,8 @@ def write_parts_durably(path: Path, parts: Iterable[bytes]) -> None:
     temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
     try:
         with temporary.open("xb") as file:
+            with contextlib.suppress(OSError):  # missing, or a file system without modes
+                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())

@@ -35,7 +35,7 @@ from ctrans.examine.diagnosis.weights_only import (
     weight_diagnosis,
 )
 from ctrans.interop.checkpoint_weights import WeightReaders, WeightsAndBuffers, read_checkpoint
-from ctrans.interop.promised_weights import family_directory
+from ctrans.interop.promised_weights import family_directory, without_config
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
 from ctrans.report.ownership import place_of
@@ -405,6 +405,7 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
                 unread=model.unread,
                 left_out=model.left_out,
                 files=model.files,
+                bare=Path(value) if without_config(Path(value)) else None,
                 allow_pickle=request.allow_pickle,
             )
     return results, None, directory

@@ -72,7 +72,8 @@ def command(request: ExportRequest) -> None:
     raises an error that names it. ctrans replaces only an earlier export, unless you give
     --overwrite. The directory also gets export.json, with the SHA-256 of the files: if another
     program has changed one, as a fine-tuning does, the file stays. An export that was killed has no
-    config.json, so that nothing reads it.
+    config.json, so that no library reads it as a model, and `ctrans diagnose --weights-only` says
+    so.
 
     \b
     ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out run

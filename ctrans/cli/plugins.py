@@ -23,39 +23,67 @@ import click
 
 from ctrans.base.printable import text_of
 from ctrans.cli.exits import Exit
+from ctrans.cli.own_sources import OwnSources, SourceLoader, own_sources
 from ctrans.cli.say import stdout_apart
 
 LOADED: dict[str, bytes] = {}
-"""The plugins that were imported, as named, each with the SHA-256 of its file as it was then.
+"""The plugins that were imported, as named, each with the SHA-256 of its files as they were then.
 Results depend on them and show them.
 """
 FILES: set[str] = set()
-"""The files of the user's modules that were imported."""
+"""The files of the user's modules that were imported, and of what these import from their own
+folders.
+"""
 
 
 def import_named(value: str) -> ModuleType:
     """Imports a .py file by its path, or a module that is installed or in this directory."""
-    with _failures_of(value):
+    return _imported(value)[0]
+
+
+def _imported(value: str) -> tuple[ModuleType, OwnSources]:
+    """The module, and the sources that importing it loaded."""
+    with _failures_of(value), own_sources(value) as sources:
         if value.endswith(".py"):
-            module = _import_file(Path(value))
+            module = _import_file(Path(value), sources)
         else:
             module = _import_module(value)
-        FILES.add(str(getattr(module, "__file__", value)))  # built-in modules have none
-        return module
+        # built-in modules have no file
+        FILES.update([str(getattr(module, "__file__", value)), *sources.digests])
+        return module, sources
 
 
 def load_plugin(value: str) -> None:
     """Imports a plugin (see `import_named`)."""
-    file = getattr(import_named(value), "__file__", None)
-    content = b""  # built-in modules have no file
-    if file is not None:
-        content = Path(file).read_bytes()
-    LOADED[value] = hashlib.sha256(content).digest()
+    module, sources = _imported(value)
+    LOADED[value] = _digest(module, sources)
+
+
+def _digest(module: ModuleType, sources: OwnSources) -> bytes:
+    """SHA-256 of the plugin's file as it ran; with the modules that it loaded from its own folder,
+    of that and of their paths and theirs.
+    """
+    file = getattr(module, "__file__", None)
+    digests = dict(sources.digests)
+    if file is None:  # a built-in module
+        digest = hashlib.sha256(b"").digest()
+    elif file in digests:
+        digest = digests.pop(file)
+    else:  # compiled, or imported before
+        digest = hashlib.sha256(Path(file).read_bytes()).digest()
+    if not digests:
+        return digest
+    others = sorted((str(sources.relative(path)), digests[path]) for path in digests)
+    parts = [digest]
+    for name, digest_of_other in others:
+        parts += [os.fsencode(name), b"\0", digest_of_other]
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def digest_of_plugins() -> str | None:
     """SHA-256 of the files of the plugins that were imported, in their order; None without plugins.
-    What a plugin imports itself is not in it.
+    Modules that a plugin imports from its own folder or package are in it; others, and those that
+    it imports later, are not.
     """
     if not LOADED:
         return None
@@ -67,7 +95,8 @@ def called(value: str) -> Any:
     arguments.
     """
     function = function_of(value)
-    with _folder_first(value.rpartition(":")[0]):
+    where = value.rpartition(":")[0]
+    with _folder_first(where), own_sources(where):
         try:
             inspect.signature(function).bind()
         except TypeError as error:
@@ -136,7 +165,7 @@ def _failures_of(value: str) -> Iterator[None]:
         ) from error
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, sources: OwnSources) -> ModuleType:
     name = f"{path.stem} ({path.resolve()})"
     if name in sys.modules:
         return sys.modules[name]
@@ -144,14 +173,15 @@ def _import_file(path: Path) -> ModuleType:
         raise click.BadParameter(
             f"there is no file {str(path)!r}: give the path of a .py file, or the name of a module"
         )
-    spec = importlib.util.spec_from_file_location(name, path)
+    place = str(path.absolute())
+    loader = SourceLoader(name, place, sources.digests)
+    spec = importlib.util.spec_from_file_location(name, place, loader=loader)
     assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None, "a file that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module while it runs
     try:
         with _folder_first(str(path)):
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -24,7 +24,8 @@ from ctrans.cli.click_options import (
 )
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_warnings import settle_other_warnings
-from ctrans.cli.plugins import LOADED
+from ctrans.cli.own_sources import file_of_module
+from ctrans.cli.plugins import FILES
 from ctrans.cli.say import stdout_apart
 from solvers import ConfigError
 
@@ -97,11 +98,11 @@ class Request:
     @property
     def inputs(self) -> list[Path]:
         """The files and directories that the command reads: paths among the values of its options,
-        and the user's plugins.
+        and the user's modules with what they imported from their own folders.
         """
         kind: Any = type(self)  # a class is hashable, which mypy does not know
         about = options_of(kind)
-        inputs = [path for plugin in LOADED for path in _paths_in(plugin)]
+        inputs = [Path(file) for file in sorted(FILES) if os.path.isfile(file)]
         for name, value in self.options.items():
             if name not in about or about[name].group != OUTPUT:
                 inputs += _paths_in(value)
@@ -129,15 +130,20 @@ class WrittenRequest(Request):
 
 def _paths_in(value: Any) -> list[Path]:
     """The files and directories that the value of an option names: a path, the beginning of
-    FILE.py:FUNCTION, or several of them.
+    FILE.py:FUNCTION, the file of the module in MODULE:FUNCTION, or several of them.
     """
     if isinstance(value, Path):
         return [value]
     if isinstance(value, tuple):
         return [path for entry in value for path in _paths_in(entry)]
     if isinstance(value, str):
-        candidates = [value, value.rpartition(":")[0]]
-        return [Path(text) for text in candidates if text and os.path.isfile(text)]
+        named = value.rpartition(":")[0]
+        paths = [Path(text) for text in (value, named) if text and os.path.isfile(text)]
+        if all(part.isidentifier() for part in named.split(".")):
+            file = file_of_module(named)
+            if file is not None:
+                paths.append(file)
+        return paths
     return []
 
 

@@ -12,7 +12,7 @@ from ctrans.cli.ending import check_outputs, end
 from ctrans.cli.plugins import digest_of_plugins
 from ctrans.cli.request import absolute_paths, check_exclusive, command_of
 from ctrans.cli.say import say
-from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
+from ctrans.cli.study_request import TOML, StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.report.ownership import is_own_file
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
@@ -34,7 +34,6 @@ from solvers import ConfigError, unknown
 
 CAUSES = 5
 """The largest number of failures that are printed; the store has all."""
-TOML = ".toml"
 
 
 @command_of(StudyRequest, "study")

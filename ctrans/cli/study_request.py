@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,8 +22,13 @@ from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
 from ctrans.study.database import FILE, Store
 from ctrans.study.engine import Engine, Job, Work, by_ray, in_processes
 from ctrans.study.export import FORMATS
+from ctrans.study.study_file import PATHS, read_study
 from ctrans.study.training import RunResult
 from ctrans.training.data_sources import read_source
+from solvers import ConfigError
+
+TOML = ".toml"
+"""How the name of a study's file ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,17 @@ class StudyRequest(WrittenRequest):
         group="Output",
         default_words="out/study/NAME",
     )
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Also the data that a study file or a preset names."""
+        inputs = super().inputs
+        with contextlib.suppress(ConfigError):  # the command says later what is wrong with it
+            if self.name.endswith(TOML):
+                source = read_study(Path(self.name)).source
+                names = [source.get(name) for name in PATHS]
+                inputs += [Path(name) for name in names if name is not None]
+        return inputs
 
 
 def cost(plan: Prospect) -> tuple[Cost, Cost]:

@@ -103,6 +103,7 @@ class MonitoredRun(Watcher):
             clip=run.config.clip,
             tensorboard=bool(request.use_tensorboard),
         )
+        self.monitor.name_run(run.state.run)
 
     def before_step(
         self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor

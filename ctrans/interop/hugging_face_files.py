@@ -15,6 +15,8 @@ from ctrans.interop.stored_weights import Stored, check_all_found, check_shard, 
 from solvers import ConfigError
 
 CONFIG = "config.json"
+EARLIER_CONFIG = f".{CONFIG}.earlier"
+"""The config of an earlier model while an export writes other weights in its place."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")

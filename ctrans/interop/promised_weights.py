@@ -4,6 +4,7 @@ shapes alone.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ from torch import nn
 
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.hugging_face import check_unused, checked_directory, ignored
-from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, read_config
+from ctrans.interop.hugging_face_files import CONFIG, INDEX, WEIGHTS, read_config
 from ctrans.interop.missing_weights import in_words
 from ctrans.interop.model_class import class_names, known_class
 from ctrans.interop.streamed import check_tied, stored_as
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError
+
+
+def without_config(path: Path) -> bool:
+    """Whether the path is a directory with weights as `save_pretrained` writes them, and without
+    their config.json.
+    """
+    has_weights = any((path / name).is_file() for name in (WEIGHTS, INDEX))
+    return has_weights and not os.path.lexists(path / CONFIG)
 
 
 def family_directory(path: Path) -> Path | None:

@@ -26,7 +26,7 @@ from ctrans.base.durable_files import flush, write_durably
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.hugging_face import load_local
-from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, sharded_files
+from ctrans.interop.hugging_face_files import CONFIG, EARLIER_CONFIG, WEIGHTS, sharded_files
 from ctrans.interop.transformers_library import import_transformers
 from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES, WeightNames
 from ctrans.model.config import GPTConfig
@@ -41,8 +41,6 @@ BEFORE_TRAINING = {"initialisation", "embedding_std"}
 """Settings that act only before training."""
 OF_ROTARY = ("rope_theta", "partial_rotary_factor")
 """Settings of the library that are in `rope_parameters`."""
-EARLIER_CONFIG = f".{CONFIG}.earlier"
-"""The config of an earlier model while its weights are replaced."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Weights = dict[str, Tensor]
@@ -285,20 +283,33 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
 @contextlib.contextmanager
 def _without_config(directory: Path) -> Iterator[None]:
     """Sets an earlier model's config aside, since weights with the config of others are another
-    model. If the weights cannot be written, the config comes back.
+    model. If the weights stay as they were, as on a full disk or after Ctrl-C, the config comes
+    back.
     """
     config = directory / CONFIG
     aside = directory / EARLIER_CONFIG
     is_there = os.path.lexists(config)
+    weights = _identity(directory / WEIGHTS)
     if is_there:
         os.replace(config, aside)
         flush(directory)
     try:
         yield
-    except OSError:
-        if is_there:
+    except BaseException:
+        if is_there and _identity(directory / WEIGHTS) == weights:
             os.replace(aside, config)
         raise
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The device and the number of a file, which a new one in its place changes; None without a
+    file.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _written(model: GPT) -> tuple[Target, Any, Weights]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,9 @@ OF_MATPLOTLIB = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00Matplotlib")
 """How the pictures of earlier versions of ctrans begin, and those of other programs."""
 LOSS = "loss.png"
 """The picture of `ctrans train`. That of another command has the command's name."""
+LOCKS = frozenset({".lock", ".study.lock"})
+"""The locks of runs and studies, which are empty files."""
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 SHA256 = "sha256"
 """The key of a result for the SHA-256 of its other files, by their names."""
 
@@ -50,9 +54,17 @@ def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = (
     check_no_checkpoint(path)
     if not path.is_file():
         return
+    if path.name in LOCKS:
+        raise ConfigError(f"{str(path)!r} is the lock of a run or a study: choose another place")
     is_own = is_own_file(path)
     _check_no_input(path, inputs, is_own=is_own)
-    if overwrite or is_own:
+    if overwrite:
+        return
+    if not path.stat().st_mode & WRITABLE:
+        raise ConfigError(
+            f"{str(path)!r} is read-only: choose another place, or replace it with --overwrite"
+        )
+    if is_own:
         return
     raise ConfigError(
         f"{str(path)!r} exists, and ctrans did not write it: choose another place, or replace it"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -198,6 +199,7 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
     with ExitStack() as stack:
         try:
             if write:
+                _check_no_link(path)
                 directory.mkdir(parents=True, exist_ok=True)
                 activity = f"works on the study in {str(directory)!r}"
                 lock = stack.enter_context(locked(directory / LOCK, activity, WAY_ON))
@@ -245,6 +247,18 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
             raise ConfigError(
                 f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before"
             ) from None
+
+
+def _check_no_link(path: Path) -> None:
+    """Raises ConfigError for a link: the lock is beside it, and not beside the file that it leads
+    to, which another process may write.
+    """
+    if path.is_symlink():
+        place = os.path.realpath(path)
+        raise ConfigError(
+            f"{str(path)!r} is a link to {place!r}, which another study may write: give --out"
+            f" {os.path.dirname(place)!r}, or replace the link with a copy"
+        )
 
 
 def _damage(table: str, row: Row) -> str:

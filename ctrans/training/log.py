@@ -38,14 +38,14 @@ RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
 PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00(ctrans|Matplotlib)")
 """How pictures of ctrans begin; those of earlier versions name Matplotlib."""
-LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
-MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
+MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":\s*\{\s*"model":|\Z')
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
 LINEAGE = "lineage"
 """The key of a row of settings given anew with the run's `State.lineage` after it."""
 PUT_BACK = "Put back the one that belongs here, or move the log away to go on without its rows"
 RESUME = "then go on with --resume"
+AGAIN = "then give the same command again"
 Row = dict[str, Any]
 SMOOTH = 100
 """`curves` has means over about this number of stretches of iterations."""
@@ -99,7 +99,10 @@ def _size(path: Path) -> int:
 
 def append(directory: Path, row: Row) -> None:
     """Adds a row. Raises ConfigError, and adds nothing, if it cannot write."""
-    append_line(directory / LOG, row, RESUME)
+    advice = RESUME
+    if RUN in row:  # the first row comes before the first checkpoint
+        advice = AGAIN
+    append_line(directory / LOG, row, advice)
 
 
 def append_line(path: Path, value: Any, advice: str) -> None:
@@ -185,30 +188,43 @@ def check_of_run(directory: Path, generation: str, state: State) -> None:
     """Raises ConfigError if the log is of another run than the checkpoint of this state in this
     directory of checkpoints, or of a copy of the run that went on with other settings.
 
-    A log without its first row is said to lack rows when it is cut.
+    A row anywhere that names another run, or has another first or best validation loss, is of
+    another run. A log without its first row is said to lack rows when it is cut.
     """
     path = directory / LOG
     if LOG in _set_aside(directory, generation):
         path = directory / _aside(generation, LOG)
     if not path.exists():
         return
-    row = next(iter(_rows(path)), None) or {}
-    if row.get("step") != 0 or "validation_loss" not in row:
-        return
-    first = state.progress.first
-    has_names = bool(state.run) and row.get(RUN) is not None  # not in an earlier version
-    has_its_name = not has_names or row[RUN] == state.run
-    if row["validation_loss"] != first or not has_its_name:
-        raise ConfigError(
-            f"{str(path)!r} is the log of another run than the checkpoint: their first validation"
-            f" losses are {row['validation_loss']} and {first}, or their settings or first weights"
-            f" differ. {PUT_BACK}"
-        )
+    progress = state.progress
+    for row in _rows(path):
+        if row is None:
+            continue
+        # an earlier version named no run
+        names_another = bool(state.run) and row.get(RUN) not in (None, state.run)
+        if names_another or _has_another_loss(row, 0, progress.first):
+            loss = row.get("validation_loss")
+            raise ConfigError(
+                f"{str(path)!r} is the log of another run than the checkpoint: their first"
+                f" validation losses are {loss} and {progress.first}, or their settings or first"
+                f" weights differ. {PUT_BACK}"
+            )
+        if _has_another_loss(row, progress.best_step, progress.best):
+            raise ConfigError(
+                f"{str(path)!r} is the log of another run than the checkpoint: their validation"
+                f" losses at step {progress.best_step} are {row['validation_loss']} and"
+                f" {progress.best}. {PUT_BACK}"
+            )
     if _lineage_in(path, state.progress.step) not in (state.lineage, None):
         raise ConfigError(
             f"{str(path)!r} is the log of another run than the checkpoint: they began as one run,"
             f" and one of them went on with other settings. {PUT_BACK}"
         )
+
+
+def _has_another_loss(row: Row, step: int | None, loss: float | None) -> bool:
+    """Whether the row is of an evaluation at that step with another validation loss."""
+    return row["step"] == step and "validation_loss" in row and row["validation_loss"] != loss
 
 
 def _lineage_in(path: Path, step: int) -> str | None:
@@ -225,8 +241,21 @@ def _lineage_in(path: Path, step: int) -> str | None:
 
 
 def unsaved(directory: Path) -> bool:
-    """Whether the log has rows of step 0 only: the run ended before its first checkpoint."""
-    return all(row is not None and row["step"] == 0 for row in _rows(directory / LOG))
+    """Whether the log has rows of step 0 only, the first one as a run writes it: the run ended
+    before its first checkpoint.
+    """
+    rows = _rows(directory / LOG)
+    first = next(rows, None)
+    if first is None or first["step"] != 0 or not _is_row_of_run(first):
+        return False
+    return all(row is not None and row["step"] == 0 for row in rows)
+
+
+def others(directory: Path) -> list[Path]:
+    """The files with the names of a run's logs that no run or monitor wrote."""
+    written = _records(*(directory / name for name in RECORDS))
+    paths = [directory / name for name in RECORDS if name not in written]
+    return [path for path in paths if os.path.lexists(path)]
 
 
 def cut(directory: Path, step: int) -> None:
@@ -266,7 +295,7 @@ class _Kept:
     there is none of the run's: someone added it.
 
     After the lines were read, `last_step` is that of the last row, and `missing` the number of
-    iterations without a row before it.
+    steps, from step 0, without a row before it.
     """
 
     def __init__(self, step: int):
@@ -277,7 +306,7 @@ class _Kept:
     def lines(self, path: Path) -> Iterator[bytes]:
         if not path.exists():
             return
-        previous = 0
+        previous = -1
         for line, row in _lines(path):
             if row is None or not self._is_kept(row):
                 continue
@@ -300,10 +329,19 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     """Sets aside the logs and the results of a run that a new one overwrites, under the name of a
     directory of checkpoints (`generation`) that is not the `new` run's. Raises OSError.
 
+    A user's file with the name of a log gets the name `log.jsonl-others`, and a warning says so.
+
     What is aside under the `new` run's directory is of an earlier run there, which is no more, if
     it begins as a run writes it. A user's file in the place of what is set aside gets the name
     `checkpoints.log.jsonl-others`.
     """
+    for path in others(directory):
+        kept = make_room(path)
+        LOGGER.warning(
+            "%r was not written by ctrans, and has the name of a log of the run: it is kept as %r",
+            str(path),
+            kept,
+        )
     already = _set_aside(directory, generation)
     for name in _of_run(directory):
         record = directory / name
@@ -332,17 +370,41 @@ def _forget_aside(directory: Path, generation: str) -> None:
 
 
 def _set_aside(directory: Path, generation: str) -> list[str]:
-    """The names of what a run set aside for these checkpoints. A file that begins otherwise is a
+    """The names of what a run set aside for these checkpoints. A file with other content is a
     user's.
     """
-    log, monitor = (directory / _aside(generation, name) for name in RECORDS)
+    records = (directory / _aside(generation, name) for name in RECORDS)
+    results = (directory / _aside(generation, name) for name in RESULTS)
+    return [*_records(*records), *_results(*results)]
+
+
+def _records(log: Path, monitor: Path) -> list[str]:
+    """The names of those of these logs that a run and a monitor wrote, or that are empty."""
     names = []
-    if _begins(log, LOG_BEGINS):
+    if _has_row_of_run(log):
         names.append(LOG)
     if _begins(monitor, MONITOR_BEGINS):
         names.append(MONITOR)
-    names += _results(*(directory / _aside(generation, name) for name in RESULTS))
     return names
+
+
+def _has_row_of_run(path: Path) -> bool:
+    """Whether the file is empty, or a line of it is a row as a run writes it: a damaged log is
+    still the run's.
+    """
+    try:
+        check_file(path)
+        if path.stat().st_size == 0:
+            return True
+        return any(row is not None and _is_row_of_run(row) for row in _rows(path))
+    except (OSError, ConfigError):
+        return False
+
+
+def _is_row_of_run(row: Row) -> bool:
+    """Whether a run writes such a row: of an iteration, of an evaluation or of its beginning."""
+    kinds = (ITERATION.values(), EVALUATION.values(), (RUN, "validation_loss"))
+    return any(row.keys() >= set(names) for names in kinds)
 
 
 def _results(result: Path, picture: Path, watched: Path, picture_of_watched: Path) -> list[str]:
@@ -372,15 +434,18 @@ def _begins(path: Path, words: re.Pattern[bytes]) -> bool:
 
 
 def forget_unsaved(directory: Path) -> None:
-    """Removes the logs and the results of a run that ended before its first checkpoint."""
+    """Removes the logs and the results of a run that ended before its first checkpoint. `others`
+    stay.
+    """
     if (directory / LOG).exists():
         for name in _of_run(directory):
             (directory / name).unlink(missing_ok=True)
 
 
 def _of_run(directory: Path) -> list[str]:
-    """The names of the logs, and of the results if ctrans wrote them."""
-    return [*RECORDS, *_results(*(directory / name for name in RESULTS))]
+    """The names of the logs and of the results that ctrans wrote."""
+    records = _records(*(directory / name for name in RECORDS))
+    return [*records, *_results(*(directory / name for name in RESULTS))]
 
 
 def _aside(generation: str, name: str) -> str:

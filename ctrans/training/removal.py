@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ctrans.base.given_files import read_json
+from ctrans.model.checkpoint import ADAPTER, WEIGHTS, of_ours
 from ctrans.model.sums import READ, STATE, SUMS, listed_files
 from solvers import ConfigError
 
@@ -22,19 +23,24 @@ UNFINISHED = re.compile(rf"\.({'|'.join(map(re.escape, sorted(READ | {SUMS})))})
 
 
 def is_checkpoint(path: Path, step: int) -> bool:
-    """Whether ctrans made the directory, as the checkpoint of that step or as one that is not
-    finished. A copy of another step's checkpoint is of its user, and so is a link.
+    """Whether ctrans made the directory, as the checkpoint of that step. A copy of another step's
+    checkpoint is of its user, and so are a link and a directory of another program with files of
+    the same names.
+
+    One whose train.json is missing or damaged is still ours by its SHA256SUMS or its weights.
     """
     if not _is_directory(path):
-        return False
-    if not any(_is_name_of_ours(entry.name) for entry in path.iterdir()):
         return False
     try:
         state = read_json(path / STATE)
         named_step = state["progress"]["step"]
     except (ConfigError, LookupError, TypeError):
-        return True  # missing or damaged, which does not make it another's
-    return type(named_step) is not int or named_step == step
+        named_step = None
+    if type(named_step) is int:
+        return bool(named_step == step)
+    if STATE in (listed_files(path) or ()):
+        return True
+    return of_ours(path / WEIGHTS) or of_ours(path / ADAPTER)
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
@@ -55,10 +61,14 @@ def remove_checkpoint(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
 
 
-def make_room(path: Path) -> None:
-    """Gives what a user has in the place of a new checkpoint the name `step-00000100-others`."""
+def make_room(path: Path) -> str:
+    """Gives what a user has in the place of a new checkpoint the name `step-00000100-others`.
+    Returns the name.
+    """
+    name = free_name(f"{path.parent / path.name.removeprefix('.')}-others")
     if os.path.lexists(path):
-        os.rename(path, free_name(f"{path.parent / path.name.removeprefix('.')}-others"))
+        os.rename(path, name)
+    return name
 
 
 def free_name(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -101,13 +102,15 @@ def check_free(store: RunDirectory) -> None:
         )
     check_no_model(store)
     log_path = store.directory / log.LOG
-    # of a run that ended before its first checkpoint
-    is_unsaved = log_path.is_file() and log.unsaved(store.directory)
-    names = [BEST]
-    if not is_unsaved:
-        names += log.RECORDS
-    for name in names:
-        path = store.directory / name
+    paths = [store.directory / BEST]
+    if log_path.is_file() and log.unsaved(store.directory):
+        # of a run that ended before its first checkpoint
+        paths += log.others(store.directory)
+    elif log_path.is_file() and log_path.stat().st_size == 0:
+        paths.append(store.directory / log.MONITOR)
+    else:
+        paths += [store.directory / name for name in log.RECORDS]
+    for path in paths:
         if os.path.lexists(path):
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"
@@ -137,8 +140,7 @@ def check_files(store: RunDirectory) -> None:
         path = store.directory / name
         if path.exists() and not path.is_file():
             raise ConfigError(
-                f"{str(path)!r} has the name of a file of the run, and is no file: move it away, or"
-                " choose another --out"
+                f"{str(path)!r} has the name of a file of the run, and is no file: move it away"
             )
 
 
@@ -221,10 +223,8 @@ def resumed(
     """
     progress = state.progress
     directory = store.step_directory(progress.step)
-    if store.last.resolve() != directory.resolve():
-        raise ConfigError(
-            f"the run in {str(store.directory)!r} has continued since it was read: try again"
-        )
+    check_files(store)
+    _check_is_last(store, directory, progress.step)
     if not data.matches(state.fingerprint):
         raise ConfigError(
             f"the data differ from those of the run in {str(store.directory)!r}: give the same data"
@@ -271,6 +271,25 @@ def resumed(
             log.append(store.directory, row)
     processes.wait()
     return run, progress
+
+
+def _check_is_last(store: RunDirectory, directory: Path, step: int) -> None:
+    """Raises ConfigError if `last` does not lead to the directory of this step's checkpoint."""
+    place = store.last.resolve()
+    if place == directory.resolve():
+        return
+    if read_state(place).progress.step == step:
+        link = shlex.quote(str(store.last))
+        commands = f"ln -sfn {directory.relative_to(store.directory)} {link}"
+        if not os.path.lexists(directory):
+            commands = f"mv {shlex.quote(str(place))} {shlex.quote(str(directory))} && {commands}"
+        raise ConfigError(
+            f"{str(place)!r} has the checkpoint of step {step}, and its name says another step; to"
+            f" go on from step {step}: {commands}"
+        )
+    raise ConfigError(
+        f"the run in {str(store.directory)!r} has continued since it was read: try again"
+    )
 
 
 def _best_of_another(store: RunDirectory, progress: Progress, last: Path) -> Path | None:

@@ -188,6 +188,29 @@ def test_a_full_disk_leaves_the_earlier_export(tmp_path, monkeypatch):
     assert model_in(tmp_path) == before is not None
 
 
+def interrupted():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_an_interrupted_export_leaves_the_earlier_config_if_the_weights_are_untouched(
+    is_written, tmp_path, monkeypatch
+):
+    write_transformers(GPT(GPTConfig(**SIZES, **LLAMA)), tmp_path)
+    before = model_in(tmp_path)
+    write = transformers_export.write_durably
+
+    def write_and_stop(path, data):
+        if is_written:
+            write(path, data)
+        interrupted()
+
+    monkeypatch.setattr(transformers_export, "write_durably", write_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_transformers(GPT(GPTConfig(**SIZES, **LLAMA, rotary_base=3.0)), tmp_path)
+    assert model_in(tmp_path) in ([None] if is_written else [before])
+
+
 FORMS = {
     "hf": (LLAMA, ["config.json", "model.safetensors"]),
     "nanogpt": ({"placement": "pre"}, ["ckpt.pt"]),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ctrans.cli.diagnose import _paths
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.interop.hugging_face_files import EARLIER_CONFIG
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -67,6 +68,26 @@ def test_nan_in_a_stored_mask_stops(places, tmp_path):
     assert stopped.exit_code == 3
     (finding,) = strict(stopped.stdout)["placements"][tmp_path.name]["findings"]
     assert finding["place"] == "block 0: the buffer h.0.attn.bias"
+
+
+@pytest.mark.parametrize("has_earlier_config", [False, True])
+def test_weights_that_an_interrupted_export_left_without_a_config_are_said(
+    has_earlier_config, places, tmp_path
+):
+    """A finding where an earlier config shows the export; else a remark, as a directory may have
+    plain weights.
+    """
+    shutil.copytree(places / "healthy", tmp_path / "model")
+    (tmp_path / "model" / "config.json").rename(tmp_path / "model" / EARLIER_CONFIG)
+    if not has_earlier_config:
+        (tmp_path / "model" / EARLIER_CONFIG).unlink()
+    result = gate(tmp_path / "model")
+    diagnosis = strict(result.stdout)["placements"]["model"]
+    assert "has none" in diagnosis["missing"]["config.json"]
+    assert [finding["place"] for finding in diagnosis["findings"]] == has_earlier_config * [
+        "config.json"
+    ]
+    assert result.exit_code == 3 * has_earlier_config
 
 
 def test_the_exit_code_follows_the_severity(places, tmp_path):

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+import stat
+import sys
 
 import click
 import pytest
@@ -14,14 +16,17 @@ from click.testing import CliRunner
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ctrans.cli import main
+from ctrans.cli import main, plugins, request
 from ctrans.cli.click_options import GroupedCommand, parameters_of
 from ctrans.cli.diagnose import DiagnoseRequest
 from ctrans.cli.request import request_of
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.files import write_atomic
 from ctrans.report.ownership import check_replaceable, check_result
+from ctrans.study import database
+from ctrans.training import run_directory
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import check_free
 from solvers import ConfigError
@@ -216,7 +221,10 @@ def test_inputs_stay_also_with_overwrite_and_own_results_beside_them_do_not(tmp_
         check_replaceable(model / "watch.json", overwrite=True, inputs=[model / "watch.json"])
 
 
-def test_every_option_that_names_a_path_is_an_input_unless_it_is_of_the_output(tmp_path):
+def test_every_option_that_names_a_path_is_an_input_unless_it_is_of_the_output(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(request, "FILES", set())
     for name in ("plain.txt", "example.py", "baseline.json", "model"):
         (tmp_path / name).write_text("")
     seen = []
@@ -242,6 +250,71 @@ def test_every_option_that_names_a_path_is_an_input_unless_it_is_of_the_output(t
         "model",
         "plain.txt",
     ]
+
+
+def test_a_replaced_result_keeps_its_mode_and_a_read_only_one_stays(tmp_path):
+    result = tmp_path / "result.json"
+    result.write_text('{"command": "watch", "options": {')
+    result.chmod(0o600)
+    check_replaceable(result, overwrite=False)
+    write_atomic(result, b"new")
+    assert stat.S_IMODE(result.stat().st_mode) == 0o600
+    result.write_text('{"command": "watch", "options": {')
+    result.chmod(0o444)
+    with pytest.raises(ConfigError, match="is read-only: choose another place"):
+        check_replaceable(result, overwrite=False)
+    check_replaceable(result, overwrite=True)
+
+
+@pytest.mark.parametrize("name", [run_directory.LOCK, database.LOCK])
+def test_a_lock_is_never_replaced(name, tmp_path):
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="is the lock of a run or a study"):
+        check_replaceable(tmp_path / name, overwrite=True)
+
+
+STUDY = (
+    "learning_rates = [1e-3]\nseeds = [0]\n[base]\ndepth = 1\nwidth = 8\nheads = 1\ncontext = 8\n"
+)
+
+
+MODULE = """
+import part_read
+from torch import nn
+
+def build():
+    layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    return nn.Sequential(nn.Embedding(256, 8), encoder, nn.Linear(8, 256))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("book.txt", ["study", "s.toml", "--dry-run", "--json", "book.txt"]),
+        (
+            "mod_read.py",
+            ["simulate", "--python", "mod_read:build", "--context", "8", "--json", "mod_read.py"],
+        ),
+        ("mod_read.py", ["--plugin", "mod_read", *RESULTS["simulate"], "--json", "mod_read.py"]),
+        ("part_read.py", ["--plugin", "mod_read", *RESULTS["simulate"], "--json", "part_read.py"]),
+    ],
+)
+def test_inputs_that_no_option_names_by_their_path_stay(name, args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(plugins, "LOADED", {})
+    (tmp_path / "book.txt").write_text("a text\n" * 99)
+    (tmp_path / "s.toml").write_text('file = "book.txt"\n' + STUDY)
+    (tmp_path / "mod_read.py").write_text(MODULE)
+    (tmp_path / "part_read.py").write_text("x = 1\n")
+    before = (tmp_path / name).read_bytes()
+    for module in ("mod_read", "part_read"):
+        sys.modules.pop(module, None)
+    result = run(*args, "--overwrite")
+    assert (result.exit_code, "this command reads it" in result.stderr) == (2, True), result.output
+    assert (tmp_path / name).read_bytes() == before
 
 
 TO = ["--out", "out"]

@@ -2,6 +2,7 @@
 command ends without a word.
 """
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -278,8 +279,68 @@ def test_the_digest_of_plugins_is_that_of_their_files(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert first == plugins.digest_of_plugins()
     file.write_text("x = 2\n")
+    forget_modules_of(tmp_path)
     plugins.load_plugin(str(file))
     assert plugins.digest_of_plugins() != first
+
+
+def forget_modules_of(folder):
+    """As a new process, which has imported none of them."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+def edited(file, text):
+    """Gives the file another text of the same size, and keeps its time."""
+    times = file.stat()
+    assert times.st_size == len(text)
+    file.write_text(text)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def digest_and_value(plugin, monkeypatch, folder):
+    """The digest of a plugin in a new process, and its `value`."""
+    forget_modules_of(folder)
+    monkeypatch.setattr(plugins, "LOADED", {})
+    plugins.load_plugin(plugin)
+    return plugins.digest_of_plugins(), plugins.import_named(plugin).value
+
+
+FOLDERS = {
+    "plug_of_digest.py": ("plug_of_digest.py", "helper_of_digest.py", "helper_of_digest"),
+    "plug_of_digest": ("plug_of_digest.py", "helper_of_digest.py", "helper_of_digest"),
+    "pack_of_digest": ("pack_of_digest/__init__.py", "pack_of_digest/part.py", ".part"),
+}
+
+
+@pytest.mark.parametrize("named", FOLDERS)
+def test_a_plugin_runs_as_it_is_and_its_digest_has_what_it_imports_beside_it(
+    named, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    name_of_main, name_of_helper, module = FOLDERS[named]
+    main_file, helper = tmp_path / name_of_main, tmp_path / name_of_helper
+    main_file.parent.mkdir(exist_ok=True)
+    main_file.write_text("import json\nvalue = 1\n")
+    alone = digest_and_value(named, monkeypatch, tmp_path)
+    of_file = hashlib.sha256(main_file.read_bytes()).digest()
+    assert alone == (hashlib.sha256(of_file).hexdigest(), 1)
+    edited(main_file, "import json\nvalue = 2\n")
+    assert digest_and_value(named, monkeypatch, tmp_path)[1] == 2
+    helper.write_text("value = 3\n")
+    main_file.write_text(f"from {module} import value\n")
+    first = digest_and_value(named, monkeypatch, tmp_path)
+    assert first[1] == 3
+    assert digest_and_value(named, monkeypatch, tmp_path) == first
+    edited(helper, "value = 4\n")
+    second = digest_and_value(named, monkeypatch, tmp_path)
+    assert second[1] == 4
+    assert first[0] != second[0]
+    assert not list(tmp_path.rglob("*.pyc"))
+    forget_modules_of(tmp_path)
 
 
 @pytest.mark.slow

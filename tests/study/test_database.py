@@ -236,6 +236,22 @@ def test_two_processes_cannot_write(tmp_path):
         pass
 
 
+def test_a_link_in_the_place_of_the_study_file_is_read_and_not_written(tmp_path):
+    """The lock is on its directory, and another process may have locked the file's own."""
+    study = tmp_path / "study"
+    with open_store(study) as store:
+        store.tell("name", 1)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / FILE).symlink_to(study / FILE)
+    with open_store(tmp_path / "linked", write=False) as store:
+        assert store.about("name") == 1
+    with (
+        pytest.raises(ConfigError, match=f"is a link to .* give --out '{study}'"),
+        open_store(tmp_path / "linked"),
+    ):
+        pass
+
+
 def test_what_is_no_study_file_is_refused(tmp_path):
     with (
         pytest.raises(ConfigError, match="give the --out of a study"),

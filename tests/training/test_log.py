@@ -17,6 +17,7 @@ from ctrans.training.monitor import read_log
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import Progress, State
 from solvers import ConfigError
+from tests.training.helpers import start
 
 
 def test_a_torn_last_line_of_the_log_is_not_read(tmp_path):
@@ -51,6 +52,20 @@ def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tm
     ):
         log.append(tmp_path, {"step": 2, "why": 200 * "x"})
     assert (tmp_path / log.LOG).read_text() == '{"step": 1}\n'
+
+
+def test_a_first_row_that_does_not_fit_does_not_advise_to_resume_a_run_without_a_checkpoint(
+    tmp_path,
+):
+    """A log of 0 bytes stays, which the same command replaces."""
+    row = {"step": 0, "run": 200 * "x", "validation_loss": 5.0}
+    with (
+        pytest.raises(ConfigError, match="free some space, then give the same command again"),
+        little_space(),
+    ):
+        log.append(tmp_path, row)
+    assert (tmp_path / log.LOG).read_text() == ""
+    start(tmp_path, iterations=1)
 
 
 def test_a_log_that_cannot_be_cut_stays_whole_without_litter(tmp_path):
@@ -143,19 +158,20 @@ def test_a_verdict_and_settings_given_anew_do_not_outlive_the_resume_that_undoes
     assert list(log.read(tmp_path)) == rows[:3]
 
 
-ROWS = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+ROWS = [{"step": step, "loss": 1.0} for step in (0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("rows", "step", "words"),
     [
         ([], 3, "had no rows, and the run continues from step 3"),
-        (ROWS[:1], 3, "ended at step 1, and the run continues from step 3"),
+        (ROWS[:2], 3, "ended at step 1, and the run continues from step 3"),
         (ROWS, 3, ""),
         (ROWS, 2, ""),
         ([], 0, ""),
         (ROWS[1:], 3, "lacks 1 of the rows before step 3"),
-        (ROWS[::2], 3, "lacks 1 of the rows before step 3"),
+        (ROWS[2:], 3, "lacks 2 of the rows before step 3"),
+        (ROWS[::3], 3, "lacks 2 of the rows before step 3"),
     ],
 )
 def test_a_log_that_lacks_steps_before_those_of_a_resumed_run_is_said(
@@ -183,6 +199,8 @@ def test_a_log_that_is_removed_or_cut_while_a_run_goes_on_is_said_once(tmp_path,
 
 
 FIRST = {"step": 0, "run": "this", "validation_loss": 2.5}
+FIRST_OF_EARLIER_VERSION = {"step": 0, "validation_loss": 2.5, "growth": 1.0, "largest": 1.0}
+LATER = {"step": 4, "loss": 2.0, "learning_rate": 1.0, "gradient_norm": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -193,9 +211,9 @@ FIRST = {"step": 0, "run": "this", "validation_loss": 2.5}
         (FIRST, "this", 2.25, False),
         (FIRST, "", 2.5, True),
         (FIRST, "", 2.25, False),
-        ({"step": 0, "validation_loss": 2.5}, "this", 2.5, True),
-        ({"step": 0, "validation_loss": 2.5}, "this", 2.25, False),
-        ({"step": 4}, "this", 2.25, True),
+        (FIRST_OF_EARLIER_VERSION, "this", 2.5, True),
+        (FIRST_OF_EARLIER_VERSION, "this", 2.25, False),
+        (LATER, "this", 2.25, True),
     ],
 )
 @pytest.mark.parametrize("name", [log.LOG, ".checkpoints.log.jsonl"])
@@ -208,6 +226,28 @@ def test_the_log_of_another_run_is_refused(name, row, run, first, is_of_run, tmp
         log.check_of_run(tmp_path, "checkpoints", state)
         return
     with pytest.raises(ConfigError, match=r"is the log of another run .* move the log away"):
+        log.check_of_run(tmp_path, "checkpoints", state)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([LATER, FIRST | {"run": "that"}], "another run"),
+        ([LATER, {"step": 4, "run": "that"}], "another run"),
+        ([{}, FIRST | {"validation_loss": 2.25}], "another run"),
+        ([LATER, {"step": 4, "validation_loss": 1.5}], "losses at step 4 are 1.5 and 1.25"),
+        ([{}, FIRST, LATER, {"step": 4, "validation_loss": 1.25}], ""),
+    ],
+)
+def test_any_row_may_show_that_a_log_is_of_another_run(rows, words, tmp_path):
+    """The first row may be missing, or not be the first line."""
+    (tmp_path / log.LOG).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    progress = Progress(step=4, first=2.5, best=1.25, best_step=4)
+    state = State(progress, TrainConfig(), {}, "", run="this")
+    if not words:
+        log.check_of_run(tmp_path, "checkpoints", state)
+        return
+    with pytest.raises(ConfigError, match=words):
         log.check_of_run(tmp_path, "checkpoints", state)
 
 

@@ -5,6 +5,7 @@ results.
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_a_run_does_not_remove_the_file_that_it_reads(name, overwrite, tmp_path)
     carry_out(*start(out, iterations=2))
     (out / "train.json").write_text('{"command": "train", ' + 999 * " " + "}")
     (out / "watch.json").write_text(WATCHED + 999 * " ")
-    (out / "monitor.jsonl").write_text('{"header": {}}' + 999 * " ")
+    (out / "monitor.jsonl").write_text('{"header": {"model": ""}}' + 999 * " ")
     link = tmp_path / "data"
     link.symlink_to(out / name)
     before = everything(out)
@@ -218,6 +219,34 @@ def test_a_run_does_not_remove_the_tokens_that_it_reads(tmp_path):
     assert everything(out) == before
 
 
+FOREIGN_LOGS = ["", '{"step": 0, "loss": 3.2}\n', '{"step": 1, "epoch": 1}\n']
+ROW = '{"step": 0, "run": "this", "validation_loss": 5.0}\n'
+
+
+@pytest.mark.parametrize("own_log", [*FOREIGN_LOGS, ROW])
+def test_a_run_does_not_replace_a_log_that_no_run_wrote(own_log, tmp_path):
+    (tmp_path / log.LOG).write_text(own_log)
+    (tmp_path / log.MONITOR).write_text("precious\n")
+    before = everything(tmp_path)
+    with pytest.raises(ConfigError, match=r"a run would replace .*jsonl': move it away"):
+        start(tmp_path, iterations=2)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("own_log", [*FOREIGN_LOGS[1:], ROW])
+def test_a_run_that_overwrites_keeps_a_log_that_no_run_wrote_and_says_so(own_log, tmp_path, caplog):
+    (tmp_path / log.LOG).write_text(own_log)
+    (tmp_path / log.MONITOR).write_text('{"header": "of another program"}\n')
+    start(tmp_path, iterations=2, overwrite=True)
+    kept = {path.name: path.read_text() for path in tmp_path.glob("*-others")}
+    of_another = {f"{log.MONITOR}-others": '{"header": "of another program"}\n'}
+    if own_log != ROW:
+        of_another[f"{log.LOG}-others"] = own_log
+    assert kept == of_another
+    assert caplog.text.count("it is kept as") == len(of_another)
+    assert not list(tmp_path.glob(".*monitor.jsonl"))
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("name", [*log.RECORDS, *log.RESULTS])
 def test_a_directory_of_a_user_in_the_place_of_a_file_of_a_run_stays(name, overwrite, tmp_path):
@@ -226,6 +255,35 @@ def test_a_directory_of_a_user_in_the_place_of_a_file_of_a_run_stays(name, overw
     with pytest.raises(ConfigError, match="move it away"):
         start(tmp_path, iterations=2, overwrite=overwrite)
     assert everything(tmp_path) == {tmp_path / name: False, tmp_path / name / "mine": b"mine"}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", [log.MONITOR, *log.RESULTS])
+def test_what_is_no_file_in_the_place_of_a_file_of_a_resumed_run_is_named(make, name, tmp_path):
+    carry_out(*start(tmp_path, iterations=1))
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name}' has the name of a file of the run"):
+        resume(tmp_path, iterations=2)
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_checkpoint_with_the_name_of_another_step_is_named_and_the_advice_mends_it(
+    is_copied, tmp_path
+):
+    carry_out(*start(tmp_path, iterations=1))
+    last = tmp_path / "last"
+    place = last.resolve()
+    misnamed = place.with_name("step-00000009")
+    if is_copied:
+        shutil.copytree(place, misnamed)
+    else:
+        place.rename(misnamed)
+    last.unlink()
+    last.symlink_to(misnamed.relative_to(tmp_path))
+    with pytest.raises(ConfigError, match="step-00000009' has the checkpoint of step 1") as error:
+        resume(tmp_path, iterations=3)
+    subprocess.run(str(error.value).partition("from step 1: ")[2], shell=True, check=True)
+    resume(tmp_path, iterations=3)
 
 
 def test_a_run_does_not_begin_where_no_checkpoint_can_be_read(tmp_path):

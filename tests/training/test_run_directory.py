@@ -9,9 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrans.model.checkpoint import CONFIG_DIGEST
 from ctrans.model.sums import SUMS, damage
 from ctrans.training import log
 from ctrans.training import run_directory as module
@@ -357,6 +360,38 @@ def test_directories_of_users_with_names_of_checkpoints_stay_and_are_none(tmp_pa
     assert copy.is_dir()
 
 
+def test_checkpoints_of_another_program_are_none_and_stay(tmp_path):
+    store = filled(tmp_path, 1)
+    foreign = store.step_directory(2)
+    foreign.mkdir()
+    content = safetensors.torch.save({"weight": torch.zeros(1)}, {"format": "pt"})
+    (foreign / "model.safetensors").write_bytes(content)
+    (foreign / "config.json").write_text('{"model_type": "llama"}')
+    (foreign / "train.json").write_text('{"lr": 1e-3}')
+    before = contents(foreign)
+    assert store.steps() == [1]
+    save(store.beside(), 3, write, best=3, good=3)
+    assert contents(foreign) == before
+
+
+@pytest.mark.parametrize("whole", ["SHA256SUMS", "model.safetensors", "train.json"])
+def test_a_damaged_checkpoint_is_still_of_its_run_by_any_whole_file_that_names_it(whole, tmp_path):
+    store = filled(tmp_path, 1)
+    checkpoint = store.step_directory(1)
+    content = {
+        "SHA256SUMS": (checkpoint / SUMS).read_bytes(),
+        "train.json": b'{"progress": {"step": 1}}',
+        "model.safetensors": safetensors.torch.save(
+            {"weight": torch.zeros(1)}, {CONFIG_DIGEST: "that of the configuration"}
+        ),
+    }
+    for name in content:
+        (checkpoint / name).write_bytes(content[name] if name == whole else b"damaged")
+    assert store.steps() == [1]
+    save(store.beside(), 3, write, best=3, good=3)
+    assert not checkpoint.exists()
+
+
 def test_an_unfinished_checkpoint_goes_and_what_a_user_put_into_it_stays(tmp_path):
     store = filled(tmp_path, 1)
     unfinished = store.temporary(2)
@@ -402,8 +437,8 @@ def test_a_users_file_and_the_log_that_takes_its_name_are_both_kept(tmp_path):
     first, second = log.GENERATIONS
     picture = log.RESULTS[1]
     contents_of_run = {
-        log.LOG: '{"step": 1}\n',
-        log.MONITOR: '{"header": {}}\n',
+        log.LOG: '{"step": 0, "run": "this", "validation_loss": 5.0}\n',
+        log.MONITOR: '{"header": {"model": ""}}\n',
         log.RESULT: '{"command": "train"}',
         picture: "picture",
     }
@@ -414,7 +449,8 @@ def test_a_users_file_and_the_log_that_takes_its_name_are_both_kept(tmp_path):
     for name in contents_of_run:
         assert (tmp_path / f"{first}.{name}-others").read_text() == "mine"
         assert not (tmp_path / name).exists()
-    (tmp_path / log.LOG).write_text('{"step": 0}\n')  # of the new run, which is killed
+    # of the new run, which is killed
+    (tmp_path / log.LOG).write_text('{"step": 0, "run": "that", "validation_loss": 5.0}\n')
     log.set_aside(tmp_path, first, second)
     log.bring_back(tmp_path, first)
     for name, content in contents_of_run.items():
@@ -634,7 +670,7 @@ def test_a_directory_that_another_name_leads_to_is_still_the_same(tmp_path):
     with RunDirectory(directory).locked() as store:
         moved_away(directory)
         directory.symlink_to("moved")
-        save(store, 2, lambda directory: None, best=1, good=0)
+        save(store, 2, write, best=1, good=0)
     assert RunDirectory(tmp_path / "moved").steps() == [1, 2]
 
 

@@ -8,6 +8,7 @@ checkpoints.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ from ctrans.examine.diagnosis.untrained import (
 )
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.checkpoint_weights import WeightReaders
-from ctrans.interop.hugging_face_files import read_config
+from ctrans.interop.hugging_face_files import CONFIG, EARLIER_CONFIG, read_config
 from ctrans.interop.promised_weights import why_unlike_config
 from ctrans.interop.stored_weights import FLOATS
 from ctrans.interop.weight_names import GAIN, place_and_block
@@ -79,6 +80,7 @@ def weight_diagnosis(
     unread: Mapping[str, str] | None = None,
     left_out: Sequence[str] = (),
     files: int = 1,
+    bare: Path | None = None,
     allow_pickle: bool = False,
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra.
@@ -86,7 +88,8 @@ def weight_diagnosis(
     Of buffers, such as masks, only entries that are not finite are read. The names and shapes in a
     `directory` are compared with its config.json. `unread` has the dtypes of tensors that are not
     read, and `left_out` the names of what a training keeps next to the weights. `missing` names
-    both. These weights are in one of the model's `files`.
+    both. These weights are in one of the model's `files`. `bare` is their directory if it has no
+    config.json, as an interrupted export leaves it.
     """
     readings: Readings = {}
     excesses: dict[str, Excess] = {}
@@ -154,6 +157,14 @@ def weight_diagnosis(
         else:
             figure = reason or "names and shapes are as its config.json says"
             lacking.append(Reading(float(bool(reason)), "the file", figure))
+    if bare is not None:
+        without[CONFIG] = (
+            f"{str(bare)!r} has none, so no library reads a model there, and names and shapes were"
+            " not compared: if an export was interrupted, run it again"
+        )
+        if os.path.lexists(bare / EARLIER_CONFIG):
+            figure = "an export was interrupted and left weights without config.json: run it again"
+            lacking.append(Reading(1.0, CONFIG, figure))
     if files > 1:
         figure = f"it is 1 of {files} files of the model: give the directory that has them all"
         lacking.append(Reading(float(files - 1), "the other files", figure))

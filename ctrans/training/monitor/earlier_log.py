@@ -14,22 +14,37 @@ from pathlib import Path
 from ctrans.training.monitor.log_lines import Header, LogLine, header_of
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
+RUN = "run"
+"""The key of a header's line with the name of the run, next to the header."""
 
 
 def is_continued(
-    lines: Iterable[LogLine], header: Header, path: Path, start: int, *, goes_on: bool
+    lines: Iterable[LogLine],
+    header: Header,
+    path: Path,
+    start: int,
+    *,
+    goes_on: bool,
+    run: str = "",
 ) -> bool:
     """Whether a training with this header continues the log with these lines. It does if it goes on
     from a step or a memory, with the sublayers of the log's header; or if the log has no more than
     a header and an end. Logs a warning if the log lacks the steps before `start`.
+
+    A training with the name of a `run` continues the log with that name, whatever its step, and
+    none with another name. A log without a header is of another program.
     """
     last_step = 0
     has_content = False
-    is_of_model = True
+    is_of_model = False
     for line in lines:
         earlier_header = header_of(line)
         if earlier_header is not None:
             is_of_model = _sublayers(earlier_header) == _sublayers(header)
+            earlier_run = line.get(RUN)
+            if run and earlier_run:
+                is_of_model = is_of_model and earlier_run == run
+                goes_on = goes_on or earlier_run == run
         elif "end" not in line:
             has_content = True
             last_step = max(last_step, line.get("step", 0))
@@ -60,4 +75,8 @@ def set_aside(path: Path) -> None:
         os.link(path, place)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, place)
-    LOGGER.warning("%r is the log of another training: it is kept as %r", str(path), str(place))
+    LOGGER.warning(
+        "%r is the log of another training, or no log of a monitor: it is kept as %r",
+        str(path),
+        str(place),
+    )

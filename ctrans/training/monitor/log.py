@@ -28,7 +28,7 @@ from ctrans.base.given_files import cannot_read, nested_too_deep, read_lines
 from ctrans.base.json_values import is_step, plain
 from ctrans.measure.findings import Finding
 from ctrans.training.log import append_line, writing
-from ctrans.training.monitor.earlier_log import is_continued, set_aside
+from ctrans.training.monitor.earlier_log import RUN, is_continued, set_aside
 from ctrans.training.monitor.log_lines import (
     Header,
     LogLine,
@@ -109,7 +109,8 @@ class MonitorLog:
 class LogWriter:
     """Writes the log of a directory. It drops lines after `start`, the step from which the training
     continues. `goes_on` is whether it does, as from a memory; None: if `start` is not 0. It keeps
-    the log of another training under another name.
+    the log of another training under another name. `run` names the run of `ctrans train`; "" for
+    another training.
 
     Lines that cannot be written stay in memory, and the next line tries again; the logger
     "ctrans.training.monitor" warns once. If another monitor begins a log in the same directory,
@@ -118,7 +119,13 @@ class LogWriter:
     """
 
     def __init__(
-        self, directory: Path, header: Header, start: int = 0, *, goes_on: bool | None = None
+        self,
+        directory: Path,
+        header: Header,
+        start: int = 0,
+        *,
+        goes_on: bool | None = None,
+        run: str = "",
     ):
         self.path = directory / LOG
         self._start = start
@@ -128,7 +135,10 @@ class LogWriter:
         self._place: tuple[int, int] | None = None
         """The device and the number of the directory in which the log was begun."""
         self._of = header
+        self._run = run
         self._header: LogLine = {"header": dataclasses.asdict(header), "writer": uuid.uuid4().hex}
+        if run:
+            self._header[RUN] = run
         self._begun = False
         self._looked = False
         """Whether the log that was there is known to be this training's, or kept."""
@@ -216,6 +226,7 @@ class LogWriter:
             self.path,
             self._start,
             goes_on=self._goes_on,
+            run=self._run,
         )
         if not is_ours:
             set_aside(self.path)

@@ -236,6 +236,12 @@ class Monitor:
             "loop": self.gauges.loop.memory(),
         }
 
+    def name_run(self, run: str) -> None:
+        """Names the run in the header of the log, before the first step: a resumed run goes on with
+        the log that has its name, and keeps one with another name.
+        """
+        self._writer.run = run
+
     def note(
         self, step: int, *, loss: float | None = None, gradient_norm: float | None = None
     ) -> None:

@@ -42,6 +42,7 @@ class ReportWriter:
         self.every = every
         self.start = start
         self.goes_on = goes_on
+        self.run = ""
         self.total = total
         self.callbacks = list(callbacks)
         self.is_first_process = not distributed() or torch.distributed.get_rank() == 0
@@ -71,7 +72,9 @@ class ReportWriter:
         if self.out is not None:
             if self._log is None:
                 header = self._header(report, heads)
-                self._log = LogWriter(self.out, header, self.start, goes_on=self.goes_on)
+                self._log = LogWriter(
+                    self.out, header, self.start, goes_on=self.goes_on, run=self.run
+                )
             self._log.report(report)
             for alarm in alarms:
                 self._log.finding(report.step, alarm)

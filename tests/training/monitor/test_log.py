@@ -156,6 +156,45 @@ def test_a_log_is_continued_by_its_training_and_kept_from_another(
     assert words in caplog.text
 
 
+def reported(directory, *steps, start=0, run=""):
+    """The steps of the log after a training of that run began there and reported these steps."""
+    writer = LogWriter(directory, HEADER, start, run=run)
+    for step in steps:
+        writer.report(Report(step, {"loss": 1.0}))
+    return read_log(directory).steps
+
+
+@pytest.mark.parametrize("foreign", ['{"epoch": 1}\n', '{"step": 1, "by": {}}\n', "precious\n"])
+@pytest.mark.parametrize("run", ["", "this"])
+def test_a_log_without_the_header_of_a_monitor_is_kept(foreign, run, tmp_path, caplog):
+    (tmp_path / LOG).write_text(foreign)
+    assert reported(tmp_path, 101, start=100, run=run) == [101]
+    assert (tmp_path / "monitor-1.jsonl").read_text() == foreign
+    assert "no log of a monitor: it is kept as" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "steps"),
+    [
+        ("this", "that", [101]),
+        ("this", "this", [50, 101]),
+        ("", "this", [50, 101]),
+        ("this", "", [50, 101]),
+    ],
+)
+def test_the_log_of_another_run_of_the_same_design_is_kept(before, now, steps, tmp_path):
+    reported(tmp_path, 50, run=before)
+    assert reported(tmp_path, 101, start=100, run=now) == steps
+    assert (tmp_path / "monitor-1.jsonl").exists() == (steps == [101])
+
+
+def test_a_run_that_goes_on_from_step_0_has_its_own_log(tmp_path, caplog):
+    reported(tmp_path, 1, 2, run="this")
+    assert reported(tmp_path, 1, run="this") == [1]
+    assert not list(tmp_path.glob("monitor-1.jsonl"))
+    assert not caplog.messages
+
+
 def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
     writer = LogWriter(tmp_path, dataclasses.replace(HEADER, every=1))
     count = 3 * KEPT
