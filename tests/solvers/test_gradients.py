@@ -113,10 +113,11 @@ def test_checkpoint_has_backprops_solution_and_gradient(method, save):
     plain, recomputed = (
         solve(fields.segments(), X0, gradient=g, **request) for g in ("backprop", "checkpoint")
     )
-    # implicit stages are solved to a share of the tolerance, 1e-6, in other ways with a graph
-    rounding, close = (1e-8, 1e-9) if method == "esdirk4" else (1e-13, 1e-10)
+    rounding, grid, close = 1e-13, 1e-14, 1e-10
+    if method == "esdirk4":  # with a graph its stages are solved further, within the tolerance 1e-6
+        rounding, grid, close = 1e-8, 1e-4, 1e-5
     assert torch.allclose(plain.x1, recomputed.x1, rtol=rounding, atol=0)
-    assert recomputed.times == pytest.approx(plain.times, rel=1e-14)
+    assert recomputed.times == pytest.approx(plain.times, rel=grid)
     assert recomputed.stats.accepted == plain.stats.accepted
     for kind in ("checkpoint", Checkpoint(every=1), Checkpoint(every=4), Checkpoint(every=1000)):
         assert (
