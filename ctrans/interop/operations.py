@@ -310,7 +310,9 @@ class Graph:
         written = written_by(function, arguments)
         copied = copied_by(name, arguments[0])
         if copied is not None:
-            name, function, arguments = "clone", torch.clone, ((copied,), {})
+            name = "clone"
+            function = torch.clone
+            arguments = ((copied,), {})
         elif written is not None and arguments[1].get("out") is written:
             kwargs = {key: value for key, value in arguments[1].items() if key != "out"}
             arguments = (arguments[0], kwargs)
@@ -319,10 +321,7 @@ class Graph:
         inputs = tensors_in(arguments)
         if name in DECISIONS or _selects_by_value(name, inputs):
             self.decisions += [self.number(x) for x in inputs]
-        if written is not None:
-            results = [written]
-        else:
-            results = tensors_in(output)
+        results = tensors_in(output if written is None else written)
         if written is None:  # what it only passes on is no result
             results = [x for x in results if all(x is not input_ for input_ in inputs)]
             layout = _layout_of(name, arguments[1])

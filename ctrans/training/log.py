@@ -209,17 +209,18 @@ def check_of_run(directory: Path, generation: str, state: State) -> None:
                 f" validation losses are {loss} and {progress.first}, or their settings or first"
                 f" weights differ. {PUT_BACK}"
             )
-        if _has_another_loss(row, progress.best_step, progress.best):
-            raise ConfigError(
-                f"{str(path)!r} is the log of another run than the checkpoint: their validation"
-                f" losses at step {progress.best_step} are {row['validation_loss']} and"
-                f" {progress.best}. {PUT_BACK}"
-            )
     if _lineage_in(path, state.progress.step) not in (state.lineage, None):
         raise ConfigError(
             f"{str(path)!r} is the log of another run than the checkpoint: they began as one run,"
             f" and one of them went on with other settings. {PUT_BACK}"
         )
+    for row in _rows(path):
+        if row is not None and _has_another_loss(row, progress.best_step, progress.best):
+            raise ConfigError(
+                f"{str(path)!r} is the log of another run than the checkpoint: their validation"
+                f" losses at step {progress.best_step} are {row['validation_loss']} and"
+                f" {progress.best}. {PUT_BACK}"
+            )
 
 
 def _has_another_loss(row: Row, step: int | None, loss: float | None) -> bool:

@@ -4,6 +4,7 @@ the optimiser, moved to the host at once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +44,6 @@ class Gauges:
         self.passes = PassHooks(sites)
         self.loop = LoopReader(sites)
         self.updates = Updates()
-        self.gain_shifts = shifts_of(sites.root)
         self.map_bounds: list[TokenBound | None] = []
         """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.heads: list[int] | None = None
@@ -59,6 +59,11 @@ class Gauges:
     def missing(self) -> dict[str, str]:
         """Errors since `arm`, by place."""
         return self.passes.missing
+
+    @functools.cached_property
+    def gain_shifts(self) -> dict[type[nn.Module], float]:
+        """`shifts_of` its model: not when this is made, as a pickled model is not whole then."""
+        return shifts_of(self.sites.root)
 
     def arm(self, *, looking: bool = False) -> None:
         """See `PassHooks.arm`."""
