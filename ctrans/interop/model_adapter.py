@@ -168,6 +168,14 @@ class ModelAdapter(ABC):
         return adapter
 
 
+def context_of(config: Any) -> int | None:
+    """The longest sequence by a config of `transformers`; None if it states none, or no number."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if type(longest) is int and longest > 0:
+        return longest
+    return None
+
+
 def tensor_in(output: Any) -> Tensor | None:
     """The logits or last hidden state in a model's output; None if there is none.
 

@@ -23,7 +23,7 @@ from ctrans.interop.block_calls import (
 from ctrans.interop.block_structure import Structure, alike, make_of
 from ctrans.interop.example_inputs import example_of, main_input, reads_tokens, stand_in
 from ctrans.interop.find_blocks import block_list_by_name, blocks_at, form_of_blocks
-from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter, tensor_in
+from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter, context_of, tensor_in
 from ctrans.interop.recognise import recognise
 from ctrans.interop.recorded_calls import without_fast_path
 from solvers import ConfigError
@@ -49,7 +49,7 @@ class TransformersAdapter(ModelAdapter):
         calls = recorded(self.blocks(), self._run, self.form)
         config = self.model.config
         self.family = config.model_type
-        self.context = getattr(config, "max_position_embeddings", None)
+        self.context = context_of(config)
         if reads_tokens(self.model):
             self.vocabulary = self.model.get_input_embeddings().num_embeddings
         else:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.example_inputs import example_of
+from ctrans.interop.model_adapter import context_of
 from ctrans.interop.stream_adapter import StreamAdapter
 
 
@@ -21,4 +22,4 @@ class TransformersStream(StreamAdapter):
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         super().__init__(model, anatomy, example_of(model))
         self.family = self.model.config.model_type
-        self.context = getattr(self.model.config, "max_position_embeddings", None)
+        self.context = context_of(self.model.config)

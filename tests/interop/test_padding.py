@@ -249,3 +249,11 @@ def test_rows_of_left_padding_have_the_dtype_of_the_states():
         rows = sublayer.attention.field.probabilities(sublayer.given(states[0]))
         assert rows.dtype == torch.float64
         assert screen(opened, tokens, tokens, "quick")
+
+
+@pytest.mark.parametrize("longest", ["1e3", {}, -1, True])
+def test_a_longest_sequence_that_is_no_number_is_none(longest):
+    """BLOOM's configuration has no such entry, and keeps any that a file has."""
+    model = small_model("bloom")
+    model.config.max_position_embeddings = longest
+    assert from_transformers(model).config.context is None
