@@ -78,8 +78,8 @@ def test_an_analysis_has_a_result_or_says_to_discretize(gradient, method, analys
         with pytest.raises(ConfigError, match=r"call discretize\(model\) first"):
             ANALYSES[analysis](model, *batch())
         discretize(model)
-    elif analysis in NEED_LAST_MAPS:
-        # an ODE's block is read by its sums
+    elif analysis in NEED_LAST_MAPS and method != "euler":
+        # an ODE's block is read by its sums; one Euler step has those of the model
         with pytest.raises(ConfigError, match=r"last linear map: .*call discretize\(model\) first"):
             ANALYSES[analysis](model, *batch())
         discretize(model)
