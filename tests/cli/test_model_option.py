@@ -335,10 +335,6 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
             "'own' is named twice: name each model once",
         ),
         (
-            ["--model", "albert", "--ids", "ids.npy"],
-            "do not act in sequence: module 0 is called 3 times",
-        ),
-        (
             ["--model", "gpt2", "--ids", "large.npy", "--batch", "4"],
             "they run from 0 to 99, and the model's vocabulary from 0 to 30",
         ),
