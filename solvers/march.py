@@ -89,6 +89,8 @@ def with_graphs(segment: Segment) -> Segment:
     """
 
     def field(t: Tensor, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # an implicit method takes derivatives by x
+            return segment.acting(t, x)
         with torch.enable_grad():
             v = segment.acting(t, x.detach())
         if not isinstance(v, Tensor):
