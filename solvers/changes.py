@@ -22,7 +22,7 @@ def version_of(x: Tensor) -> int | None:
     """How often the tensor was changed in place; None where torch does not count it, or for what is
     no tensor.
     """
-    if torch.is_inference_mode_enabled() or is_compiling():
+    if is_compiling() or torch.is_inference_mode_enabled():  # a compiler cannot trace the latter
         return None
     try:
         return x._version
@@ -35,6 +35,13 @@ def has_changed(x: Tensor, version: int | None) -> bool:
     count it. It is cheaper than `version_of`, which counts in a solve of small states.
     """
     return version is not None and x._version != version
+
+
+def has_graph(x: Tensor) -> bool:
+    """Whether x is the result of an operation with a graph; False for a compiler, which cannot
+    trace that.
+    """
+    return not is_compiling() and x.grad_fn is not None
 
 
 def copy_on_cpu(x: Tensor) -> Tensor | None:
@@ -56,6 +63,8 @@ def unshared(x: Tensor) -> Tensor:
     """x; in `torch.inference_mode`, where torch does not count changes in place, a copy. A function
     that gets the copy, or that returned x, cannot change the state or a slope that is still needed.
     """
+    if is_compiling():  # a compiler cannot trace the question
+        return x
     if torch.is_inference_mode_enabled():
         return x.clone()
     return x
@@ -75,7 +84,7 @@ def owned_state(y: Tensor, x: Tensor) -> Tensor:
     again: a copy, unless y is x itself, or the result of an operation with a graph that nothing has
     changed in place since.
     """
-    if y is x or (y.grad_fn is not None and version_of(y) == 0):
+    if y is x or (has_graph(y) and version_of(y) == 0):
         return y
     return y.clone()
 
@@ -106,7 +115,7 @@ def is_same_state(segment: Segment, y: Tensor, x: Tensor, version: int | None) -
 
 def graph_version(slope: Tensor) -> int | None:
     """The version of a value of the field that has a graph; None for others, which are `owned`."""
-    if slope.grad_fn is None:
+    if not has_graph(slope):
         return None
     return version_of(slope)
 
@@ -133,7 +142,7 @@ def share_memory(slopes: Sequence[Tensor]) -> bool:
     pointers = {slope.data_ptr() for slope in slopes}
     if len(pointers) == len(slopes):
         return False
-    with_graph = {id(slope): slope for slope in slopes if slope.grad_fn is not None}
+    with_graph = {id(slope): slope for slope in slopes if has_graph(slope)}
     # one tensor may be returned again, and several views may be of one
     results = [slope.data_ptr() for slope in with_graph.values() if not slope._is_view()]
     if len(set(results)) < len(results):

@@ -20,6 +20,7 @@ from solvers.changes import (
     advice_on,
     copy_on_cpu,
     has_changed,
+    has_graph,
     is_equal,
     owned,
     owned_state,
@@ -210,7 +211,7 @@ class Run:
             return owned(v)
         if kept:
             v = unshared(v)
-            if v.grad_fn is not None:
+            if has_graph(v):
                 self._last_velocity = (weakref.ref(v), version_of(v))
         return v
 
