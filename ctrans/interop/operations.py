@@ -276,9 +276,9 @@ class Graph:
         self.decisions: list[int] = []
         """The operations whose values became Python's numbers, as a branch of the code needs."""
         self.numbers: dict[CallSite, int] = {}
+        """By call site."""
         self.orders: dict[tuple[int, int], list[int]] = {}
         """By two operations: those in order that make the second of the first."""
-        """By call site."""
         self.layouts: dict[int, torch.memory_format] = {}
         """By number, the order in memory that the code asks for of an output that already has it.
         Another kernel may return the same numbers in another order.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,6 @@ PLAIN = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d)
 """Norms whose gain is their weight."""
 NAMES = ("weight", "gain", "gamma", "scale")
 """How norms call their gains."""
-
-
 Shifts = Mapping[type[nn.Module], float]
 """By class of norms: s, if the gain is s + weight."""
 
@@ -67,19 +66,18 @@ def shifts_of(root: nn.Module) -> dict[type[nn.Module], float]:
 
 @torch.no_grad()
 def decay_of(
-    root: nn.Module, optimizer: torch.optim.Optimizer | None, shifts: Shifts | None = None
+    root: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    shifts: Shifts = MappingProxyType({}),
 ) -> dict[GaugeAt, Tensor]:
     """The largest share that weight decay takes of a weight in a step: `weight_decay` of matrices,
-    `gain_decay` of the gains of norms; and `gain_size`, the median |gain|, with
-    the `shifts` of the norms. A decay that goes into
-    Adam's moments takes another share, and is left out.
+    `gain_decay` of the gains of norms; and `gain_size`, the median |s + weight| with the norms'
+    `shifts` s. A decay that goes into Adam's moments takes another share, and is left out.
     """
     if optimizer is None:
         return {}
     gains = gains_of(root)
     of_gains = {id(gain.weight) for gain in gains}
-    if shifts is None:
-        shifts = {}
     of_matrices = {id(weight) for weight in root.parameters() if weight.dim() > 1}
     figures: dict[GaugeAt, Tensor] = {}
     for name, ids in (("weight_decay", of_matrices), ("gain_decay", of_gains)):
