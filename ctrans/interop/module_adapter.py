@@ -38,7 +38,7 @@ class ModuleAdapter(ModelAdapter):
     """
 
     family = "module"
-    context = None
+    context: int | None = None
 
     def __init__(
         self,
