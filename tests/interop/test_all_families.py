@@ -30,8 +30,10 @@ def batch(model, count=2, tokens=9):
 
 
 def own_blocks(model):
-    """The first list of as many modules as the config says."""
+    """The first list of as many modules as the config says. ALBERT calls one block again."""
     config = model.config
+    if config.model_type == "albert":
+        return model.albert.encoder.albert_layer_groups[0].albert_layers
     count = getattr(config, "num_hidden_layers", None) or config.encoder_layers
     return next(
         part
