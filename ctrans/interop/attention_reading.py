@@ -49,6 +49,7 @@ class AttentionReading:
     - `whole_rows`: whether rows sum to 1
     - `scale`: the factor of bilinear scores; None if scores are not bilinear
     - `key_offsets`: whether the offsets of keys can change the rows
+    - `position_scores`: whether positions add a number to bilinear scores, as ALiBi's do
     - `rows_alone`: whether rows sum to 1 as a `RowsReading` finds, though weights of unknown effect
       are in the attention
     - `why_not`: how it differs from an ordinary attention, or ""
@@ -63,6 +64,7 @@ class AttentionReading:
     whole_rows: bool
     scale: float | None
     key_offsets: bool
+    position_scores: bool
     why_not: str
     rows_alone: bool = False
 
@@ -304,6 +306,7 @@ def _with_matrices(
         whole_rows=sums_to_one,
         scale=scale,
         key_offsets=ROTARY in context or cap is not None,
+        position_scores=scale is not None and scores.add_position_scores(),
         why_not=why_not,
     )
 

@@ -88,6 +88,12 @@ class Scores:
             return scale
         return None
 
+    def add_position_scores(self) -> bool:
+        """Whether a number for each pair of positions is added to the scores: rows at x = 0 depend
+        on the position.
+        """
+        return bool(self._observed(0.0).abs().max() > tolerance(self.x.dtype))
+
     def _stated(self) -> list[float]:
         """Candidates for the scale: what the module states, 1/sqrt(head), and none; each also times
         the squared length of the rotary tables.

@@ -8,7 +8,7 @@ from torch import nn
 
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Kind
-from ctrans.interop.attention_in_model import mixing_without_rows
+from ctrans.interop.attention_in_model import AttentionWithValues, mixing_without_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, unit_of
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.norms import AdaptedNorm, WithoutGain
@@ -115,6 +115,9 @@ def architecture_of(
         " that map"
         for name in dict.fromkeys(scaled)
     ]
+    attentions = [chain for _, chain in maps if isinstance(chain, AttentionWithValues)]
+    if any(attention.reading.position_scores for attention in attentions):
+        notes.append("positions add a number to the scores of its attention, as ALiBi's do")
     unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
     norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(

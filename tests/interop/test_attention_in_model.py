@@ -56,6 +56,16 @@ def theta_of(attention, u):
     return attention_theta(attention, u).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
 
 
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("name", "adds"),
+    [("bloom", True), ("mpt", True), ("t5", True), ("gpt2", False), ("llama", False)],
+)
+def test_scores_with_numbers_by_position_are_said(name, adds):
+    notes = from_transformers(small_model(name)).config.unread
+    assert adds == any("positions add a number to the scores" in note for note in notes)
+
+
 @pytest.mark.cases(1)
 @each_family
 def test_rows_are_those_that_the_library_returns(name):
