@@ -16,6 +16,7 @@ from ctrans.interop.residual_scale import ScaledOutput
 
 NAMES: dict[Kind, str] = {"attention": "attention", "ffn": "FFN", "part": "part"}
 """How maps are called, by kind."""
+POSITION_SCORES = " (positions add a number to its scores)"
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""
 
@@ -96,6 +97,8 @@ def architecture_of(
     labels: dict[str, dict[str, None]] = {}
     for name, chain in maps:
         label = mixing_without_rows(chain) or "+".join(map(_label, chain.stages))
+        if isinstance(chain, AttentionWithValues) and chain.reading.position_scores:
+            label += POSITION_SCORES
         labels.setdefault(name, {})[label] = None
     stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
     if any(structure.placement == UNKNOWN for structure in structures):
@@ -115,9 +118,6 @@ def architecture_of(
         " that map"
         for name in dict.fromkeys(scaled)
     ]
-    attentions = [chain for _, chain in maps if isinstance(chain, AttentionWithValues)]
-    if any(attention.reading.position_scores for attention in attentions):
-        notes.append("positions add a number to the scores of its attention, as ALiBi's do")
     unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
     norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(

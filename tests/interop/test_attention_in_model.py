@@ -62,8 +62,8 @@ def theta_of(attention, u):
     [("bloom", True), ("mpt", True), ("t5", True), ("gpt2", False), ("llama", False)],
 )
 def test_scores_with_numbers_by_position_are_said(name, adds):
-    notes = from_transformers(small_model(name)).config.unread
-    assert adds == any("positions add a number to the scores" in note for note in notes)
+    attention = from_transformers(small_model(name)).config.attention
+    assert adds == ("(positions add a number to its scores)" in attention)
 
 
 @pytest.mark.cases(1)
