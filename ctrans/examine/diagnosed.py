@@ -90,6 +90,8 @@ def missing(diagnosis: Diagnosis) -> dict[str, str]:
         required = check.requires or "a text"
         if readings:
             why = f"it is not a number: {readings[0].place}: {readings[0].figure}"
+        elif diagnosis.stopped_by(name):
+            why = f"{diagnosis.stopped_by(name)} was not measured"
         elif broken and "finite" not in required:
             why = f"requires {required}, and numbers that are finite"
         else:

@@ -15,6 +15,7 @@ output:
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -343,8 +344,17 @@ def _no_values(
     inner: Sequence[RecordedCall], x: Tensor, heads: int, *, has_candidates: bool
 ) -> str:
     """Why the linear maps before the last are not queries, keys and values."""
+    path, calls = Counter(part.path for part in inner).most_common(1)[0]
+    if calls > 1:
+        return (
+            f"its linear map {path.rpartition('.')[2]} is called {calls} times, as in a loop over"
+            " tokens: matrices are not read there"
+        )
     if has_candidates:
-        return "its heads' averages are not averages of values that are linear in its input"
+        return (
+            "its heads' averages are not averages of values that are linear in its input, or"
+            " another operation, such as a gate, follows them"
+        )
     for part in inner:
         is_regrouped = part.x.dim() == x.dim() and part.x.shape[0] != x.shape[0]
         if is_regrouped and torch.equal(part.x.reshape(-1), x.reshape(-1)):

@@ -76,7 +76,20 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     """Whether function(x) after the first token changes if the first token of x (sequences, tokens,
     ...) changes.
     """
+    expected = function(x)[:, 1:]
+    return not same(function(_with_another_first(x))[:, 1:], expected)
+
+
+def reach_from_the_first(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """The last token of function(x) that changes if the first token of x (sequences, tokens, ...)
+    changes.
+    """
+    expected, changed = function(x), function(_with_another_first(x))
+    reached = [t for t in range(x.shape[1]) if not same(changed[:, t], expected[:, t])]
+    return max(reached, default=0)
+
+
+def _with_another_first(x: Tensor) -> Tensor:
     changed = x.clone()
     changed[:, 0] = -changed[:, 0] + 1
-    expected = function(x)[:, 1:]
-    return not same(function(changed)[:, 1:], expected)
+    return changed

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from ctrans.dynamics.fields import Kind, ParallelMaps
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.interop.block_run import mixes_tokens
+from ctrans.interop.block_run import mixes_tokens, reach_from_the_first
 from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
-from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, SUMS, Graph
+from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, SUMS, Graph, Operation
 from ctrans.interop.replay import NotReplayedError, Replayed
 from ctrans.interop.residual_scale import ScaledOutput, keeping
 from ctrans.interop.residual_stream import StreamPart
@@ -34,6 +34,7 @@ from ctrans.interop.tolerances import same_where_finite
 if TYPE_CHECKING:
     from ctrans.interop.stream_adapter import StreamAdapter
 
+WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 ATTENTION = ("scaled_dot_product_attention", "attention")
 """Operations of an attention, even of one that reads no other token of its state."""
@@ -351,7 +352,7 @@ class PartsReader:
         averages = any(self._averages(n) for n in self._inside(term))
         if not averages and not (x.shape[-2] > 1 and mixes_tokens(chain, x)):
             return "ffn", chain, length
-        first.mixing = self._mixing(term)
+        first.mixing = self._mixing(term, chain, x)
         return "attention", chain, length
 
     def _label(self, term: Term) -> str:
@@ -371,11 +372,33 @@ class PartsReader:
     def _inside(self, term: Term) -> set[int]:
         return self.graph.after(term.start) & self.graph.before(term.end)
 
-    def _mixing(self, term: Term) -> str:
-        """What mixes tokens in a map if no rows do."""
-        if any("conv" in self.graph.operations[n].name for n in self._inside(term)):
+    def _mixing(self, term: Term, chain: ModuleChain, x: Tensor) -> str:
+        """What mixes tokens in a map if no rows do: a convolution if the map reaches no further
+        than its kernels do, as a state space behind a convolution would.
+        """
+        operations = [self.graph.operations[n] for n in self._inside(term)]
+        convolutions = [each for each in operations if "conv" in each.name]
+        if not convolutions:
+            return WITHOUT_ROWS
+        if reach_from_the_first(chain, x) <= sum(map(self._reach, convolutions)) < x.shape[1] - 1:
             return "a convolution"
-        return "operations without rows"
+        return f"{WITHOUT_ROWS}, a convolution among them"
+
+    def _reach(self, convolution: Operation) -> int:
+        """From how many tokens before and behind a token the convolution may read."""
+        weight = self.graph.operations[convolution.reads[1]].shape
+        sizes = convolution.shape
+        if weight is None or sizes is None:
+            return 0
+        dilation = [*convolution.args, *[1] * 6][5]
+        dilation = convolution.kwargs.get("dilation", dilation)
+        if isinstance(dilation, int):
+            dilation = [dilation] * len(weight[2:])
+        reach, tokens = 0, 1
+        for kernel, step, size in reversed([*zip(weight[2:], dilation, sizes[2:], strict=False)]):
+            reach += (kernel - 1) * step * tokens
+            tokens *= size
+        return reach
 
     def _averages(self, n: int) -> bool:
         """Whether operation n averages values with the rows of a softmax, as an attention does even

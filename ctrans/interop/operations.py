@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_dynamic_layer_stack_depth
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
-from ctrans.interop.norms import as_norm
 from ctrans.interop.writes import (
     changes_its_input,
     copied_by,
@@ -31,6 +31,7 @@ from ctrans.interop.writes import (
     put_into,
     taken_from,
 )
+from solvers import ConfigError
 
 CallSite = tuple[Any, ...]
 """Where code calls an operation: the code, the place in it, and how often it ran before; or the
@@ -82,24 +83,6 @@ def name_of(function: Function) -> str:
     return name
 
 
-def whole_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules of which a call is one operation, by path: linear maps, norms, tables and torch's
-    attention.
-    """
-    whole: dict[nn.Module, str] = {}
-    for path, part in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in whole.values())
-        is_whole = is_linear(part) or type(part) in (nn.MultiheadAttention, nn.Embedding)
-        if path and not inside and (is_whole or _is_norm(part)):
-            whole[part] = path
-    return whole
-
-
-def _is_norm(part: nn.Module) -> bool:
-    has_parts = next(part.children(), None) is not None
-    return not has_parts and as_norm(part) is not None
-
-
 @lru_cache(maxsize=1 << 16)
 def _place_of(code: CodeType, instruction: int) -> int | tuple[int | None, ...]:
     """The place in the source of an instruction, or its number if there is none. Python may carry
@@ -139,10 +122,12 @@ class Operations(TorchFunctionMode):
         self._calling.append(part)
 
     def _ends(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        self._calling.pop()
-        if self._calling or output is None:
-            return output
-        return self.met(self._site(self.whole[part]), part, (args, kwargs), output)
+        try:
+            if len(self._calling) > 1 or output is None:
+                return output
+            return self.met(self._site(self.whole[part]), part, (args, kwargs), output)
+        finally:  # what `met` computes is no operation of the model
+            self._calling.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._calling:
@@ -283,6 +268,7 @@ class Graph:
         """By number, the order in memory that the code asks for of an output that already has it.
         Another kernel may return the same numbers in another order.
         """
+        self._transforms = get_dynamic_layer_stack_depth()
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""
         self._views: dict[int, list[Tensor]] = {}
@@ -305,7 +291,18 @@ class Graph:
         return self._numbers[id(tensor)]
 
     def met(self, site: CallSite, function: Function, arguments: Any, output: Any) -> Any:
-        """Adds an operation; for `Operations`."""
+        """Adds an operation; for `Operations`. Raises ConfigError for one on numbers of states
+        inside of a transform, such as torch.vmap: what leaves it is not seen to come from there.
+        """
+        inputs = tensors_in(arguments)
+        if get_dynamic_layer_stack_depth() > self._transforms and any(
+            x.is_floating_point() for x in inputs
+        ):
+            raise ConfigError(
+                "the model computes inside of torch.vmap, or another transform of torch.func, whose"
+                " operations are not seen from outside: write that part for the whole batch, or as"
+                " a loop"
+            )
         name = _name_of_call(function, arguments[1])
         written = written_by(function, arguments)
         copied = copied_by(name, arguments[0])

@@ -29,12 +29,12 @@ from ctrans.interop.operations import (
     Made,
     Operation,
     Operations,
-    whole_modules,
 )
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.residual_sums import SCALINGS
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_adapter import TransformersAdapter
+from ctrans.interop.whole_modules import whole_modules
 from ctrans.interop.writes import changes_its_input
 
 CONTEXT = "what its blocks read beside the state"

@@ -7,6 +7,7 @@ other tensors beside its state, such as the first state or an encoder's output.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,8 +80,7 @@ def steps_of_the_stream(
             first = steps[-1].last
         end = _in_its_shape(graph, each.y, sums)
         if then is None:
-            if len(sums) > 1 and _is_behind_a_norm(graph, sums[-2], sums[-1], is_norm):
-                end = _last_norm(graph, end, sink, is_norm)
+            end = _behind_its_norm(graph, sums, end, sink, is_norm)
             steps.append(StreamPart(first, end, each))
         elif reshaped(graph, then.x)[-1] == reshaped(graph, each.y)[-1]:
             steps.append(StreamPart(first, end, each))
@@ -209,6 +209,34 @@ def _is_behind_a_norm(
     """Whether the next sum reads the norm of a sum."""
     is_another = reshaped(graph, then.x)[-1] != reshaped(graph, sum_.y)[-1]
     return is_another and is_norm(sum_.y, then.x)
+
+
+def _behind_its_norm(
+    graph: Graph, sums: Sequence[Sum], end: int, sink: int, is_norm: Callable[[int, int], bool]
+) -> int:
+    """Where the part of the last sum, made at `end`, ends: at the norm that follows it if this is
+    a norm of its block, not the model's last one. It is if the sum before has a norm too, or an
+    earlier one has a norm at the same place of another block.
+    """
+    normed = [
+        (one, then) for one, then in pairwise(sums) if _is_behind_a_norm(graph, one, then, is_norm)
+    ]
+    if not normed:
+        return end
+    last = _last_norm(graph, end, sink, is_norm)
+    if normed[-1][1] is sums[-1]:
+        return last
+    place = _place_in_a_block(graph, end, last)
+    if place and any(_place_in_a_block(graph, one.y, then.x) == place for one, then in normed):
+        return last
+    return end
+
+
+def _place_in_a_block(graph: Graph, first: int, last: int) -> str:
+    """The path of the module whose weights the operations between read, without its numbers; ""
+    if they read none.
+    """
+    return re.sub(r"\d+", "", graph.path_around(graph.weights(first, last)))
 
 
 def _last_norm(graph: Graph, n: int, sink: int, is_norm: Callable[[int, int], bool]) -> int:

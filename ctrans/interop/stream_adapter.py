@@ -40,7 +40,7 @@ from ctrans.interop.named_modules import (
     states_around,
     steps_of_blocks,
 )
-from ctrans.interop.operations import CallSite, Function, Graph, Operations, replaced, whole_modules
+from ctrans.interop.operations import CallSite, Function, Graph, Operations, replaced
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import (
@@ -52,6 +52,7 @@ from ctrans.interop.residual_stream import (
 from ctrans.interop.state_axes import StateAxes, channels_of
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import has_pull, same, same_where_finite
+from ctrans.interop.whole_modules import whole_modules
 from ctrans.measure.attention.attention_calls import unseen
 from solvers import ConfigError, version_of
 

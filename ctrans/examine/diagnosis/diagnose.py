@@ -19,7 +19,7 @@ from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
 from ctrans.dynamics.fields import ExposesRows
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
-from ctrans.examine.diagnosis.instruments import instruments
+from ctrans.examine.diagnosis.instruments import instrument_names, instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.examine.diagnosis.reading import cut, place_of
 from ctrans.examine.diagnosis.state_instruments import sensitivity_readings
@@ -88,6 +88,13 @@ class Diagnosis:
         """
         return [name for name in self.checks if name not in self.examined]
 
+    def stopped_by(self, check: str) -> str:
+        """The instrument in `missing` that would have measured the quantity of a check, or ""."""
+        if check in self.examined:
+            return ""
+        names = instrument_names(self.checks[check].quantity)
+        return next((name for name in names if name in self.missing), "")
+
     @property
     def near(self) -> dict[str, Reading]:
         """By check, the reading closest to its limit from inside, if within the factor `Check.near`
@@ -132,11 +139,18 @@ class Diagnosis:
             f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})"
             for name, r in self.near.items()
         ]
-        missing = [f"not measured: {name}: {why}" for name, why in self.missing.items()]
-        if self.unexamined:
+        stopped: dict[str, list[str]] = {}
+        for check in self.unexamined:
+            stopped.setdefault(self.stopped_by(check), []).append(check)
+        missing = []
+        for name, why in self.missing.items():
+            of_checks = ""
+            if name in stopped:
+                of_checks = f" (for {', '.join(stopped[name])})"
+            missing.append(f"not measured: {name}{of_checks}: {why}")
+        if stopped.get(""):
             needs = [
-                f"{name} (needs {self.checks[name].requires or 'a walk'})"
-                for name in self.unexamined
+                f"{name} (needs {self.checks[name].requires or 'a walk'})" for name in stopped[""]
             ]
             missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
         for remarks in (close, missing):

@@ -269,7 +269,9 @@ MEASURES.add(
                         "The channel does not pass between the embedding, the blocks and the head."
                     ),
                     remediation=_RESET_GAIN,
-                    requires="a norm outside the blocks",
+                    requires=(
+                        "a norm outside the blocks that is a module with a gain for each channel"
+                    ),
                     low=DEAD,
                 )
             },
@@ -387,7 +389,10 @@ MEASURES.add(
                         " match is left as drawn (strict=False, missing keys). Do nothing if the"
                         " block was added or drawn anew on purpose."
                     ),
-                    requires="two matrices in each of several blocks, 16 wide or more, in memory",
+                    requires=(
+                        "two matrices in each of several blocks that names number, as h.0, 16 wide"
+                        " or more, in memory"
+                    ),
                     high=1.5,
                     near=None,
                     topics=("diagnosis", "weights"),
@@ -420,7 +425,10 @@ MEASURES.add(
                         " match is left as drawn (strict=False, missing keys). If it was there,"
                         " see whether the optimiser had it. Do nothing if it is new on purpose."
                     ),
-                    requires="three blocks, matrices 16 wide or more, in memory",
+                    requires=(
+                        "three blocks that names number, as h.0, and matrices 16 wide or more, in"
+                        " memory"
+                    ),
                     high=1.5,
                     near=None,
                     topics=("diagnosis", "weights"),
@@ -448,7 +456,7 @@ MEASURES.add(
                         " its parts), or compare the blocks with the checkpoint. Do nothing if the"
                         " blocks were copied on purpose, to make a model deeper."
                     ),
-                    requires="matrices of several blocks, all in memory",
+                    requires="matrices of several blocks that names number, as h.0, all in memory",
                     high=0.0,
                     near=None,
                 )
@@ -516,7 +524,7 @@ MEASURES.add(
                         "Use a smaller eps, or a larger norm input: a larger embedding, or before"
                         " an output norm larger weights of its map."
                     ),
-                    requires="a norm with an eps",
+                    requires="a norm with an eps beside the mean square",
                     high=1.0,
                 )
             },
@@ -565,7 +573,7 @@ MEASURES.add(
                     remediation=(
                         "Scale the position table down, or the token embedding's multiplier up."
                     ),
-                    requires="two sequences that differ",
+                    requires="two sequences whose first states differ",
                     low=1e-3,
                 )
             },
@@ -969,7 +977,8 @@ MEASURES.add(
                     ),
                     remediation=NOT_PREDICTED,
                     requires=(
-                        "a loss of its targets, and norms with unequal gains, as after a training"
+                        "a loss of its targets, and norms with gains of their own that are unequal,"
+                        " as after a training"
                     ),
                     high=DEVIATIONS,
                     near=None,
@@ -994,8 +1003,8 @@ MEASURES.add(
                     ),
                     remediation=NOT_PREDICTED,
                     requires=(
-                        "a cross-entropy of logits, and norms with unequal gains, as after a"
-                        " training"
+                        "a cross-entropy of logits, and norms with gains of their own that are"
+                        " unequal, as after a training"
                     ),
                     high=0.0,
                     near=None,

@@ -30,6 +30,14 @@ def instruments() -> dict[str, Instrument]:
     return {**by_name, **plain}
 
 
+def instrument_names(quantity: str) -> list[str]:
+    """The names of the instruments that measure a quantity; none if a function does."""
+    if quantity not in MEASURES:
+        return []
+    names = [getattr(kind, "name", "") for kind in _computes(MEASURES[quantity])]
+    return [name for name in names if isinstance(name, str) and name]
+
+
 def _computes(measure: Measure) -> tuple[object, ...]:
     if isinstance(measure.compute, tuple):
         return measure.compute

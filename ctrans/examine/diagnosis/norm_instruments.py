@@ -132,7 +132,10 @@ class EpsShare(DiagnosticInstrument):
         if part.input_norm is not None:
             norm_input = part.residual.read(at.entered)
             self._read(at.k, "input_norm", part.input_norm, norm_input)
-        if part.state_norm is None and part.output_norm is not None:
+        if part.state_norm is not None:
+            summed = at.entered + at.h * part(at.entered)
+            self._read(at.k, "state_norm", part.state_norm, summed)
+        elif part.output_norm is not None:
             self._read(at.k, "output_norm", part.output_norm, part.field(part.given(at.entered)))
 
     def _read(self, k: int, attribute: str, norm: Norm, x: Tensor) -> None:
