@@ -5,6 +5,7 @@ of a text.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from ctrans.control.model_threshold import (
     with_margins,
 )
 from ctrans.control.outer_code import WAY
-from ctrans.control.own_pass import OwnLoss, own_loss
+from ctrans.control.own_pass import OpenedModel, OwnLoss, own_loss
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import has_zero_gain
 from ctrans.control.scales import at_unit_size, product
@@ -228,6 +229,10 @@ def check_model(
         tokens = tokens.unsqueeze(0)  # one text without a batch
         if isinstance(targets, Tensor):
             targets = targets.unsqueeze(0)
+    if isinstance(model, OpenedModel):
+        model, unused = model.for_targets(tokens, targets)
+        if unused:
+            warnings.warn(unused, stacklevel=3)
     sublayers = model.depth.sublayers
     has_steps = any(each.state_norm is not None or each.output_norm is None for each in sublayers)
     # a verdict of the ODE under a penalty needs to know how precise its costate is

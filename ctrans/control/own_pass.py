@@ -73,6 +73,14 @@ class RunsItself(Protocol):
         """Why the loss that the model returns is not that of the costate; "" if it may be."""
 
 
+@runtime_checkable
+class OpenedModel(Protocol):
+    """A model around another one, whose loss may depend on which targets are given."""
+
+    def for_targets(self, tokens: Any, targets: Any) -> tuple[Model, str]:
+        """The model inside, with the loss of these targets; and why it does not use them, or ""."""
+
+
 @dataclass(frozen=True)
 class OwnLoss:
     """What the test of a costate found.

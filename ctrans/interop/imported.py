@@ -263,7 +263,7 @@ class Imported(nn.Module):
                 " one token in each row"
             )
         before = self.adapter.padding
-        self.adapter.padding = mask.long()
+        self.adapter.padding = mask.long().clone()  # the caller may fill the mask anew
         try:
             yield
         finally:

@@ -139,22 +139,27 @@ class ModelAdapter(ABC):
         arguments = {"attention_mask": mask.to(x.device).repeat(copies, 1)}
         text_behind_padding = mask[:, 1:].bool() & ~mask[:, :-1].bool()
         if text_behind_padding.any() and self._takes_positions():
-            # without them the library counts the padding before the text too
+            # without them the library counts the padding before the text too, or by ids alone
             positions = (mask.cumsum(1) - 1).clamp(min=0)
+            padding_index = self._padding_index_of_positions()
+            if padding_index is not None:  # such a table counts from the row behind it
+                positions = mask * mask.cumsum(1) + padding_index
             arguments["position_ids"] = positions.to(x.device).repeat(copies, 1)
         return arguments
 
     def _takes_positions(self) -> bool:
-        """Whether the model takes the positions of tokens, counted from 0. A table with a padding
-        index counts otherwise, and finds the padding by itself.
+        return "position_ids" in inspect.signature(self.model.forward).parameters
+
+    def _padding_index_of_positions(self) -> int | None:
+        """The row for padding in a table of positions, as RoBERTa's has; None without such a
+        table.
         """
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            return False
-        return not any(
-            isinstance(part, nn.Embedding) and part.padding_idx is not None
+        rows = (
+            part.padding_idx
             for path, part in self.model.named_modules()
-            if "position" in path
+            if isinstance(part, nn.Embedding) and "position" in path
         )
+        return next((row for row in rows if row is not None), None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
         """The same adapter if a field is copied alone; an adapter around the copy if the model

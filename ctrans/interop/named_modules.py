@@ -19,12 +19,15 @@ from ctrans.interop.block_calls import bind, tensors_in
 from ctrans.interop.find_blocks import blocks_at, blocks_named, module_lists
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.operations import Graph
+from ctrans.interop.probe_weights import random_states
 from ctrans.interop.residual_stream import FEWEST, StreamPart, steps_of_the_stream
 from ctrans.interop.tolerances import same_where_finite
 from solvers import ConfigError
 
 KINDS: dict[str, Kind] = {"attention": "attention", "ffn": "ffn"}
 """What each named part does, by the option that names it."""
+SIZES = (1e-2, 1.0, 1e2)
+"""Sizes of last states at which a user's head= is compared with the module."""
 
 
 @contextmanager
@@ -109,6 +112,28 @@ def last_state(
         if same_where_finite(computed, expected):
             return k
     return last
+
+
+def check_head(
+    head: Callable[[Tensor], Tensor | None],
+    outputs: Callable[[Tensor], Tensor | None],
+    last: Tensor,
+) -> None:
+    """Raises ConfigError if the user's head= makes an output like the module's of its last state,
+    of a small or of a large one, with other numbers. An output of another shape is the user's
+    choice.
+    """
+    for x in (last, *(size * random_states(last) for size in SIZES)):
+        computed, expected = head(x), outputs(x)
+        if computed is None or expected is None or computed.shape != expected.shape:
+            return
+        if not same_where_finite(computed, expected):
+            raise ConfigError(
+                "head= makes another output of the last state than the module, by up to"
+                f" {float((computed - expected).abs().max()):.2g}: behind its last sum the module"
+                " may change the state first, such as by a norm, a factor or a limit. Let head= do"
+                " all that follows the last sum, or leave it out"
+            )
 
 
 def check_names(

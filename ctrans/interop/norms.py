@@ -312,7 +312,7 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         form = _fitted(
             trial, factors.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)
         )
-        if form is None:
+        if form is None or not _holds_at_other_weights(trial, form, x, generator):
             continue
         miss = (_sigma(form, mean_square) * factors.flatten() / form.factor - 1).abs()
         exact = bool(miss[mean_square > 0.1].max() <= EXACT)
@@ -323,6 +323,29 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
             return norm
         return norm.to(like.device)
     return None
+
+
+def _holds_at_other_weights(
+    trial: nn.Module, form: Form, x: Tensor, generator: torch.Generator
+) -> bool:
+    """Whether the form gives what the copy computes at other weights, of either sign. It does not
+    if a weight is part of the factor or of eps, or if the gain is a function of its weight, such as
+    weight/|weight|. The copy has its weights again afterwards.
+    """
+    before = [(weight, weight.clone()) for weight in trial.parameters()]
+    try:
+        for weight, value in before:
+            other = 0.5 + torch.rand(value.shape, generator=generator, dtype=torch.float64)
+            signs = torch.rand(value.shape, generator=generator).round() * 2 - 1
+            weight.copy_(other * signs)
+        computed = trial(x)
+        width = x.shape[-1]
+        return _close(computed.double(), AdaptedNorm(trial, form, width)(x))
+    except FOREIGN_ERRORS:
+        return False
+    finally:
+        for weight, value in before:
+            weight.copy_(value)
 
 
 def _rows_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -83,8 +83,18 @@ class Opened(ModelAround):
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
-        output_and_loss: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
+        model, _ = self.for_targets(tokens, targets)
+        output_and_loss: tuple[Tensor, Tensor | None] = model(tokens, targets)
         return output_and_loss
+
+    def for_targets(self, tokens: Any, targets: Any) -> tuple[AnyModel | ModelWithLoss, str]:
+        """The model inside, with the cross-entropy of these targets where its loss is not known and
+        they are classes; and why a stand-in does not use them, or "".
+        """
+        from ctrans.interop.class_targets import with_class_targets
+
+        chosen, unused = with_class_targets(self, tokens, targets)
+        return chosen.model, unused
 
     @property
     def reads(self) -> tuple[int, ...]:

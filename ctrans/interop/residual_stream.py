@@ -80,7 +80,8 @@ def steps_of_the_stream(
             first = steps[-1].last
         end = _in_its_shape(graph, each.y, sums)
         if then is None:
-            end = _behind_its_norm(graph, sums, end, sink, is_norm)
+            between = [(one.y, later.x) for one, later in pairwise(sums)]
+            end = _behind_its_norm(graph, between, end, sink, is_norm)
             steps.append(StreamPart(first, end, each))
         elif reshaped(graph, then.x)[-1] == reshaped(graph, each.y)[-1]:
             steps.append(StreamPart(first, end, each))
@@ -114,7 +115,9 @@ def _gated(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list
             found.append((x, y))
     if not found:
         return []
-    ends = [_last_norm(graph, found[0][1], sink, is_norm), *(x for x, _ in found[:-1])]
+    between = [(earlier[1], later[0]) for later, earlier in pairwise(found)][::-1]
+    last = _behind_its_norm(graph, between, found[0][1], sink, is_norm)
+    ends = [last, *(x for x, _ in found[:-1])]
     steps = [
         StreamPart(x, end, None, is_gated=True) for (x, _), end in zip(found, ends, strict=True)
     ]
@@ -204,30 +207,33 @@ def _through_bottlenecks(graph: Graph, steps: list[StreamPart], sink: int) -> li
 
 
 def _is_behind_a_norm(
-    graph: Graph, sum_: Sum, then: Sum, is_norm: Callable[[int, int], bool]
+    graph: Graph, made: int, state: int, is_norm: Callable[[int, int], bool]
 ) -> bool:
-    """Whether the next sum reads the norm of a sum."""
-    is_another = reshaped(graph, then.x)[-1] != reshaped(graph, sum_.y)[-1]
-    return is_another and is_norm(sum_.y, then.x)
+    """Whether the next sum's state is the norm of what a sum has made."""
+    is_another = reshaped(graph, state)[-1] != reshaped(graph, made)[-1]
+    return is_another and is_norm(made, state)
 
 
 def _behind_its_norm(
-    graph: Graph, sums: Sequence[Sum], end: int, sink: int, is_norm: Callable[[int, int], bool]
+    graph: Graph,
+    between: Sequence[tuple[int, int]],
+    end: int,
+    sink: int,
+    is_norm: Callable[[int, int], bool],
 ) -> int:
     """Where the part of the last sum, made at `end`, ends: at the norm that follows it if this is
     a norm of its block, not the model's last one. It is if the sum before has a norm too, or an
-    earlier one has a norm at the same place of another block.
+    earlier one has a norm at the same place of another block. `between` has for each of the sums
+    but the last where it is made, and the state of the next sum.
     """
-    normed = [
-        (one, then) for one, then in pairwise(sums) if _is_behind_a_norm(graph, one, then, is_norm)
-    ]
+    normed = [pair for pair in between if _is_behind_a_norm(graph, *pair, is_norm)]
     if not normed:
         return end
     last = _last_norm(graph, end, sink, is_norm)
-    if normed[-1][1] is sums[-1]:
+    if normed[-1] == between[-1]:
         return last
     place = _place_in_a_block(graph, end, last)
-    if place and any(_place_in_a_block(graph, one.y, then.x) == place for one, then in normed):
+    if place and any(_place_in_a_block(graph, *pair) == place for pair in normed):
         return last
     return end
 

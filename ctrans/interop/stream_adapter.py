@@ -34,6 +34,7 @@ from ctrans.interop.graph_parts import AFFINE, PartsReader, Samples, check_step,
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.named_modules import (
+    check_head,
     check_names,
     first_state,
     last_state,
@@ -374,6 +375,13 @@ class StreamAdapter(ModuleAdapter):
             output, made = self.walked(self.example, {**others, len(others): states[-1]})
             if self.own_head is None:
                 self._check_output_is(output, self.example)
+            else:
+                head = self.own_head
+                check_head(
+                    lambda x: self.tensor(head(x)),
+                    lambda x: self.tensor(self.walked(self.example, {len(others): x})[0]),
+                    states[-1],
+                )
             parts = [
                 self._part(k, ((states[k], states[k + 1]), (others[k], made[k + 1])))
                 for k in range(len(others))

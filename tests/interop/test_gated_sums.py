@@ -105,6 +105,24 @@ def test_a_stream_of_gated_sums_alone_is_read():
     assert "gated sum" in opened.described
 
 
+class GatedAlone(GatedFeedForward):
+    """All sums are gated, and the model ends in a norm."""
+
+    def after_attention(self, i, x):
+        return self.mixed(i, x, self.attend(i, self.n1[i](x)))
+
+
+def test_the_last_norm_of_a_model_of_gated_sums_alone_is_not_in_its_depth():
+    model = made(GatedAlone)
+    opened = ctrans.open_model(model, example=TOKENS)
+    states = opened.trajectory(TOKENS).states
+    wanted = model.states(TOKENS)
+    assert len(states) == 2 * LAYERS + 1
+    for state, own in zip(states[::2], wanted, strict=True):
+        assert torch.allclose(state, own, atol=1e-6)
+    assert torch.allclose(opened.head(states[-1]), model(TOKENS), atol=1e-5)
+
+
 class Recurrent(MethodOfTheBlock):
     """A gated recurrence over tokens, whose states follow one another in time, not in depth."""
 

@@ -132,6 +132,45 @@ def test_what_is_no_norm_is_not_taken_for_one(module):
     assert as_norm(module, WIDTH) is None
 
 
+def mean_square(x):
+    return x.square().mean(-1, keepdim=True)
+
+
+NOT_OF_ONE_GAIN = {
+    "a learned eps": lambda m, x: m.weight * x * (mean_square(x) + m.number.exp()).rsqrt(),
+    "a number beside the gain": lambda m, x: (
+        m.number * m.weight * x * (mean_square(x) + 1e-5).rsqrt()
+    ),
+    "a squashed number": lambda m, x: (
+        m.number.sigmoid() * (1 + m.weight) * x * (mean_square(x) + 1e-5).rsqrt()
+    ),
+    "gains over their length": lambda m, x: (
+        m.weight / m.weight.norm() * x * (mean_square(x) + 1e-5).rsqrt()
+    ),
+    "sizes of gains": lambda m, x: m.weight.abs() * x * (mean_square(x) + 1e-5).rsqrt(),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_ONE_GAIN)
+def test_a_norm_whose_numbers_are_weights_is_read_at_these_or_not_at_all(name):
+    """A factor or an eps that other weights make is none of this module's."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-0.4, 1.3, WIDTH))
+            self.number = nn.Parameter(torch.tensor(-3.0))
+
+        def forward(self, x):
+            return NOT_OF_ONE_GAIN[name](self, x)
+
+    module = Own().double()
+    norm = as_norm(module, WIDTH)
+    x = torch.randn(5, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if norm is not None:
+        torch.testing.assert_close(norm.gamma * norm.standardize(x) + norm.beta, module(x))
+
+
 def test_a_dead_norm_is_known_by_what_it_would_compute_with_other_gains():
     module = MadeNorm(WIDTH, "g, inline")
     module.g.data.zero_()

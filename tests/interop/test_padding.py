@@ -82,6 +82,39 @@ def test_positions_of_a_sequence_do_not_depend_on_the_others(row):
     torch.testing.assert_close(both[:1][kept], expected[kept])
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_mask_that_is_filled_anew_is_another_one(name):
+    """As that of a loader which has one buffer for all batches."""
+    model = made(name).double()
+    imported = from_transformers(model)
+    ids = torch.randint(3, 31, (2, 8), generator=torch.Generator().manual_seed(0))
+    masks = torch.tensor([[[1] * 8, [1] * 5 + [0] * 3], [[0, 0] + [1] * 6, [1] * 8]])
+    buffer = torch.empty(2, 8, dtype=torch.int64)
+    for mask in masks:
+        buffer.copy_(mask)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            expected = model(ids, attention_mask=mask, position_ids=positions).logits
+            with imported.padded(buffer):
+                logits = imported.head(imported.trajectory(ids).states[-1])
+        # the library's rotary tables are float32
+        torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["roberta", "mpnet"])
+def test_a_table_with_a_row_for_padding_counts_the_text_by_the_mask(name):
+    """Not by ids: padding may have any."""
+    model = made(name).double()
+    imported = from_transformers(model)
+    ids = torch.randint(3, 31, (1, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])
+    with torch.no_grad():
+        alone = imported.embed(ids[:, 2:])
+        with imported.padded(mask):
+            padded = imported.embed(ids)
+    torch.testing.assert_close(padded[:, 2:], alone)
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox", "bloom", "t5", "deberta", "mixtral"])
 def test_no_map_reads_padding(name):

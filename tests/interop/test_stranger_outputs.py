@@ -408,7 +408,7 @@ def test_a_loss_that_knows_the_size_of_its_batch_is_left_out_by_name():
     assert torch.allclose(opened(u, y)[1], expected)
     reasons = ctrans.screen(opened, u, y, "quick").missing.values()
     assert any(
-        "loss=: it does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in why
+        "loss=: of_two does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in why
         for why in reasons
     )
 

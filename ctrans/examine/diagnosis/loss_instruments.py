@@ -10,7 +10,10 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from ctrans.control import own_pass
+from ctrans.control.costate import DiscreteCostate
 from ctrans.control.model_threshold import factors_of_model, why_no_threshold
+from ctrans.control.own_pass import OpenedModel
 from ctrans.control.segment_check import step_threshold_at
 from ctrans.control.shown_factors import Factors
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
@@ -114,6 +117,9 @@ class DecayOverThreshold(DiagnosticInstrument):
         self.weight_decay = weight_decay
 
     def start(self, x0: Tensor) -> None:
+        self._turn: tuple[Model, Turn] | None = None
+        self._costate = DiscreteCostate()
+        self._costate.begin(self.depth, x0)
         self._bounded = 0
         self._unknown = 0
         self._without = 0
@@ -124,6 +130,7 @@ class DecayOverThreshold(DiagnosticInstrument):
     def forward(self, at: StepContext) -> None:
         if not self.depth.streamed:
             self._states.append(at.y)
+            self._costate.forward(at)
 
     def head(self, model: Model, at: Turn) -> None:
         """What `ctrans hjb-check` asks before it shows a penalty: a number needs matrices of the
@@ -137,8 +144,12 @@ class DecayOverThreshold(DiagnosticInstrument):
             self._factors = factors_of_model(model, states)
         self._states = []
         self._no_threshold = why_no_threshold(self.depth, self._factors)
+        self._turn = model, at
+        self._costate.head(model, at)
 
     def backward(self, at: StepContextBack) -> None:
+        if self._turn is not None:
+            self._costate.backward(at)
         if at.sublayer.output_norm is not None or at.sublayer.state_norm is not None:
             self._bounded += 1
             return
@@ -161,8 +172,22 @@ class DecayOverThreshold(DiagnosticInstrument):
         )
         self.add("decay over dt lam*", share, figure, at.k)
 
+    def _why_another_loss(self) -> str:
+        """Why the costates are not those of the model's own loss; "" if they are."""
+        if self._turn is None:
+            return ""
+        model, at = self._turn
+        if isinstance(model, OpenedModel):
+            model, _ = model.for_targets(at.tokens, at.targets)
+        tested = own_pass.own_loss(model, at.tokens, at.targets, self._costate.figures())
+        return tested.otherwise or tested.untested
+
     def figures(self) -> Readings:
-        if not self.found:
+        if self.found:
+            why_another = self._why_another_loss()
+            if why_another:
+                raise ConfigError(f"no dt lam* is known: {why_another}")
+        else:
             if self._no_threshold and self._bounded < len(self.depth.sublayers):
                 raise ConfigError(f"no dt lam* is known: {self._no_threshold}")
             reasons = {

@@ -112,8 +112,11 @@ def _largest_share(optimizer: torch.optim.Optimizer, ids: Collection[int]) -> fl
 
 def _share(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float | None:
     """The share that a step of this group takes of a weight in the long run. None if it is unknown,
-    as of RMSprop, which divides the decay by the size of gradients.
+    as of RMSprop, which divides the decay by the size of gradients, and of ASGD, whose `lambd`
+    takes a part too.
     """
+    if type(innermost(optimizer)).__name__ == "ASGD":
+        return None
     decay = float(group.get("weight_decay") or 0.0)
     if decay and "betas" not in group and type(innermost(optimizer)).__name__ != "SGD":
         return None

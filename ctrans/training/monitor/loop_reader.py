@@ -16,6 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.measure.reductions import host_numbers
+from ctrans.training.monitor.gradients_before import (
+    GradientNorms,
+    are_reset,
+    gradient_norms,
+    stepped_weights,
+)
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, traced
 from ctrans.training.monitor.memory import Memory, packed, unpacked
 from ctrans.training.monitor.sites import Sites
@@ -70,12 +76,12 @@ class Pass:
 @dataclass
 class TargetsOfPass:
     """The figures of the targets of one pass. `backward` is autograd's number of the backward pass,
-    `is_fresh` whether no weight had a gradient when it began: they may have been reset.
+    `before` the norms of the gradients when it began: they may have been reset.
     """
 
     figures: dict[str, Tensor]
     backward: int
-    is_fresh: bool | Tensor
+    before: GradientNorms | None
 
 
 class LoopReader:
@@ -138,7 +144,7 @@ class LoopReader:
                 before = fingerprint
         figures = self._try("the batch", self._of_batch, before) or {}
         self._keep(step, figures.pop("fingerprint", None))
-        figures.update(self._try(THE_TARGETS, self._of_targets, sign_of_step(optimizer)) or {})
+        figures.update(self._try(THE_TARGETS, self._of_targets, optimizer) or {})
         if not self._targets:
             self.missing.setdefault(THE_TARGETS, NOT_BACK if self._is_called_whole else NO_PASS)
         self._passes = []
@@ -274,7 +280,7 @@ class LoopReader:
             padding = self._padding_counted(tokens, rows)
             figures["padding"] = torch.where(is_read, padding, torch.nan)
         backward = torch._C._current_graph_task_id()
-        self._targets.append(TargetsOfPass(figures, backward, _without_gradients(self.sites.root)))
+        self._targets.append(TargetsOfPass(figures, backward, gradient_norms(self.sites.root)))
 
     def _padding_counted(self, tokens: Tensor, rows: TargetRows) -> Tensor:
         """The share of counted targets that are padding: one token with which sequences end at
@@ -299,13 +305,15 @@ class LoopReader:
         padding = counted & at_end & (targets == last) & is_one_token.all() & ~is_text
         return padding.sum() / counted.sum().clamp(min=1)
 
-    def _of_targets(self, sign: float) -> dict[str, Tensor]:
+    def _of_targets(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
         """The figures of the step's targets, from those of its passes, times the sign of what the
         optimiser lowers.
         """
         if not self._targets:
             return {}
-        passes = [one.figures for one in self._of_step()]
+        sign = sign_of_step(optimizer)
+        stepped = stepped_weights(self.sites.root, optimizer)
+        passes = [one.figures for one in self._of_step(stepped)]
         first = passes[0]
         means = sign * torch.stack([one["mean"] for one in passes])
         is_even = torch.stack([one["is_even"] for one in passes]).all()
@@ -330,19 +338,19 @@ class LoopReader:
             figures["padding_counted"] = first["padding"]
         return figures
 
-    def _of_step(self) -> list[TargetsOfPass]:
-        """The passes of which the step has the gradient: those since gradients were reset. Passes
-        of one backward pass stay together.
+    def _of_step(self, stepped: set[int]) -> list[TargetsOfPass]:
+        """The passes of which the step has the gradient: those since the gradients of these weights
+        were reset. Passes of one backward pass stay together.
         """
         passes = self._targets
-        if _without_gradients(self.sites.root) is True:
+        if are_reset(gradient_norms(self.sites.root), stepped) is True:
             return passes  # they are not where they can be seen
         begins = [
             later
             for later in range(1, len(passes))
             if passes[later].backward != passes[later - 1].backward
         ]
-        is_fresh = host_numbers([passes[k].is_fresh for k in begins])
+        is_fresh = host_numbers([are_reset(passes[k].before, stepped) for k in begins])
         first = max((k for k, fresh in zip(begins, is_fresh, strict=True) if fresh), default=0)
         return passes[first:]
 
@@ -378,24 +386,6 @@ class LoopReader:
             figures["unlike_before"] = _divergence(counts, earlier)
             self._counts = earlier + counts
         return figures
-
-
-def _without_gradients(root: nn.Module) -> bool | Tensor:
-    """Whether all gradients of a model's weights are None or 0. Not of weights of which a part is
-    elsewhere: their gradients are there, too.
-    """
-    gradients = []
-    for weight in root.parameters():
-        if hasattr(weight, "to_local") or hasattr(weight, "_fsdp_flattened"):
-            return False
-        if weight.grad is not None:
-            gradients.append(weight.grad)
-    if not gradients:
-        return True
-    if any(gradient.is_sparse for gradient in gradients):
-        return False
-    norms = torch.stack([norm.to(gradients[0].device) for norm in torch._foreach_norm(gradients)])
-    return (norms == 0).all()
 
 
 def _token_tables(root: nn.Module, vocabulary: int) -> list[nn.Embedding]:

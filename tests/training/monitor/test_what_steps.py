@@ -87,6 +87,24 @@ def test_passes_before_gradients_are_reset_are_no_accumulation(set_to_none):
     assert said(monitor) == set()
 
 
+def test_weights_that_the_optimiser_lacks_do_not_make_an_accumulation():
+    """Their gradients stay where `optimizer.zero_grad` resets the others'."""
+    torch.manual_seed(0)
+    model, generator = Model(), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(list(model.parameters())[2:], 0.05)
+    monitor = Monitor(model, every=1, example=chain(generator)[:, :-1])
+    for _ in range(4):
+        loss, _ = perturbed(optimizer, model, chain(generator), set_to_none=True)
+        monitor.step(loss.detach(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    figures = monitor.past.reports[-1][1]
+    assert figures["target_weight"] == pytest.approx(1.0, rel=1e-4)
+    assert figures["backward_passes"] == 1
+    assert "accumulation is not divided" not in said(monitor)
+
+
 def test_closures_of_lbfgs_are_no_accumulation():
     torch.manual_seed(0)
     model, generator = Model(), torch.Generator().manual_seed(0)
