@@ -201,6 +201,21 @@ def of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
     return loss_of_the_rest
 
 
+def with_targets_like_outputs(loss: Loss, tensor: Tensors) -> Loss:
+    """The loss of a module whose outputs count tokens before sequences: it gets targets (sequences,
+    tokens, ...) with their axes in that order too. Targets that have it already stay.
+    """
+
+    @functools.wraps(loss)
+    def loss_of_turned(outputs: Any, targets: Any) -> Tensor:
+        y = tensor(outputs)  # sequences first
+        if y is not None and isinstance(targets, Tensor) and targets.shape[:2] == y.shape[:2]:
+            targets = targets.transpose(0, 1)
+        return loss(outputs, targets)
+
+    return loss_of_turned
+
+
 def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
     """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers. It
     ignores targets.
@@ -282,6 +297,8 @@ def with_loss(
         _check_function(loss)
         if isinstance(model, Imported):
             loss = of_last_state(loss, model.adapter.apart)
+            if getattr(model.adapter, "output_has_tokens_first", False):
+                loss = with_targets_like_outputs(loss, model.adapter.tensor)
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(

@@ -240,7 +240,8 @@ def open_imported(
     if opened.tokens_first:
         opened.described += (
             "; the module reads (tokens, sequences), as without batch_first=True: its rows read"
-            " each other. ctrans reads (sequences, tokens) and turns them for it"
+            " each other. ctrans reads (sequences, tokens) and turns them for it, and targets for a"
+            " loss of yours"
         )
     text = model.adapter.text
     if text is not None:

@@ -279,3 +279,35 @@ def test_what_an_instrument_could_not_measure_is_not_said_to_need_what_is_there(
         assert diagnosis.stopped_by(check) == "what tokens read"
         assert f"{check} (needs" not in said
     assert "not measured: what tokens read (for reads future tokens," in said
+
+
+class TokensFirst(nn.Module):
+    """(tokens, sequences) as in torch's tutorials, which leave out batch_first=True."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, BLOCKS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids):
+        mask = nn.Transformer.generate_square_subsequent_mask(len(ids), dtype=torch.float64)
+        return self.head(self.encoder(self.embedding(ids), mask=mask))
+
+
+@pytest.mark.parametrize("tokens", [9, 2])
+def test_a_loss_of_ones_own_gets_targets_in_the_axes_of_the_modules_output(tokens):
+    torch.manual_seed(0)
+    module = TokensFirst().double().eval()
+    x = torch.randint(VOCABULARY, (tokens, 2))
+    y = torch.randint(VOCABULARY, (tokens, 2))
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    expected = float(loss(module(x), y))
+    opened = open_model(module, example=x, loss=loss)
+    assert float(opened(x.T, y.T)[1]) == pytest.approx(expected)
+    found = ctrans.diagnose(module, x, y, loss=loss).readings["loss on this text"]
+    assert found[0].value == pytest.approx(expected)
