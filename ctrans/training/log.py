@@ -259,6 +259,17 @@ def others(directory: Path) -> list[Path]:
     return [path for path in paths if os.path.lexists(path)]
 
 
+def keep_others(paths: Iterable[Path]) -> None:
+    """Gives these `others` the name `log.jsonl-others`, and a warning says so. Raises OSError."""
+    for path in paths:
+        kept = make_room(path)
+        LOGGER.warning(
+            "%r was not written by ctrans, and has the name of a log of the run: it is kept as %r",
+            str(path),
+            kept,
+        )
+
+
 def cut(directory: Path, step: int) -> None:
     """Removes the rows after the checkpoint of that iteration, and says if rows before it are
     missing. Raises ConfigError, and changes nothing, if it cannot write.
@@ -336,13 +347,7 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     it begins as a run writes it. A user's file in the place of what is set aside gets the name
     `checkpoints.log.jsonl-others`.
     """
-    for path in others(directory):
-        kept = make_room(path)
-        LOGGER.warning(
-            "%r was not written by ctrans, and has the name of a log of the run: it is kept as %r",
-            str(path),
-            kept,
-        )
+    keep_others(others(directory))
     already = _set_aside(directory, generation)
     for name in _of_run(directory):
         record = directory / name

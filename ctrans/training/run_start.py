@@ -263,6 +263,9 @@ def resumed(
     if processes.first:
         execution.warn_if_other_than(saved_state.execution)
         with store.changing():
+            # a monitor keeps the other log, if the run has one
+            others = log.others(store.directory)
+            log.keep_others(path for path in others if path.name == log.LOG)
             store.settle(progress.step, best=progress.best_step, good=progress.good)
             log.bring_back(store.directory, store.checkpoints.name)
         log.cut(store.directory, progress.step)

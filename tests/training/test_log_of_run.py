@@ -247,6 +247,21 @@ def test_a_run_that_overwrites_keeps_a_log_that_no_run_wrote_and_says_so(own_log
     assert not list(tmp_path.glob(".*monitor.jsonl"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["precious text\nmore\n", *FOREIGN_LOGS[1:]])
+def test_a_resumed_run_keeps_a_log_that_no_run_wrote_and_says_so(text, tmp_path, caplog):
+    carry_out(*start(tmp_path, iterations=1))
+    users = tmp_path / "users.txt"
+    users.write_text(text)
+    (tmp_path / log.LOG).unlink()
+    (tmp_path / log.LOG).symlink_to(users)
+    resumed(tmp_path, iterations=2)
+    assert users.read_text() == text
+    assert (tmp_path / f"{log.LOG}-others").readlink() == users
+    assert f"it is kept as '{tmp_path / log.LOG}-others'" in caplog.text
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2]
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("name", [*log.RECORDS, *log.RESULTS])
 def test_a_directory_of_a_user_in_the_place_of_a_file_of_a_run_stays(name, overwrite, tmp_path):
