@@ -164,7 +164,10 @@ def reported(directory, *steps, start=0, run=""):
     return read_log(directory).steps
 
 
-@pytest.mark.parametrize("foreign", ['{"epoch": 1}\n', '{"step": 1, "by": {}}\n', "precious\n"])
+FOREIGN = ['{"epoch": 1}\n', '{"step": 1, "by": {}}\n', "precious\n", '{"epoch": 1}', "precious"]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.parametrize("run", ["", "this"])
 def test_a_log_without_the_header_of_a_monitor_is_kept(foreign, run, tmp_path, caplog):
     (tmp_path / LOG).write_text(foreign)
