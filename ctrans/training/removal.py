@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ctrans.base.given_files import read_json
 from ctrans.model.checkpoint import ADAPTER, WEIGHTS, of_ours
-from ctrans.model.sums import READ, STATE, SUMS, listed_files
+from ctrans.model.sums import OPTIMISER, READ, SHARDS, STATE, SUMS, listed_files
 from solvers import ConfigError
 
 UNFINISHED = re.compile(rf"\.({'|'.join(map(re.escape, sorted(READ | {SUMS})))})\.\d+")
@@ -27,7 +27,8 @@ def is_checkpoint(path: Path, step: int) -> bool:
     checkpoint is of its user, and so are a link and a directory of another program with files of
     the same names.
 
-    One whose train.json is missing or damaged is still ours by its SHA256SUMS or its weights.
+    One whose train.json is missing or damaged is still ours by its SHA256SUMS or its weights. A
+    model alone is of its user, who saved it there.
     """
     if not _is_directory(path):
         return False
@@ -40,6 +41,8 @@ def is_checkpoint(path: Path, step: int) -> bool:
         return bool(named_step == step)
     if STATE in (listed_files(path) or ()):
         return True
+    if not any(os.path.lexists(path / name) for name in (SUMS, STATE, OPTIMISER, SHARDS)):
+        return False
     return of_ours(path / WEIGHTS) or of_ours(path / ADAPTER)
 
 

@@ -83,10 +83,10 @@ def anew(
     if processes.first:
         with store.changing():
             store.directory.mkdir(parents=True, exist_ok=True)
-            store.forget_base()  # of a run that was killed before its first checkpoint
             if overwrite:
-                store.prune(-1, set())  # of a run that was killed before it overwrote this one
+                store.take_place()
                 log.set_aside(store.directory, store.other_generation, store.checkpoints.name)
+            store.forget_base()  # of a run that was killed before its first checkpoint
             log.forget_unsaved(store.directory)
     return run, state.progress
 

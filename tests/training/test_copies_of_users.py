@@ -1,0 +1,62 @@
+"""Copies of checkpoints and models that a user keeps in the directory of a run stay."""
+
+import shutil
+
+import pytest
+
+from ctrans.model.checkpoint import save
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.training.loop import carry_out
+from tests.training.helpers import MODEL, resume, start
+
+
+@pytest.fixture
+def backup(tmp_path):
+    """A run of 3 iterations, and a copy of its checkpoints under the name of another
+    generation.
+    """
+    carry_out(*start(tmp_path, iterations=3))
+    return shutil.copytree(tmp_path / "checkpoints", tmp_path / "checkpoints-2")
+
+
+def everything(directory):
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_checkpoints_stays_when_the_run_goes_on(backup, tmp_path):
+    before = everything(backup)
+    carry_out(*resume(tmp_path, iterations=6))
+    assert everything(backup) == before
+    assert (tmp_path / "last").resolve().parent == tmp_path / "checkpoints"
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_checkpoints_stays_when_another_run_overwrites_theirs(
+    backup, tmp_path, caplog
+):
+    before = everything(backup)
+    carry_out(*start(tmp_path, iterations=3, overwrite=True))
+    kept = tmp_path / "checkpoints-2-others"
+    assert everything(kept) == before
+    assert f"it is kept as '{kept}'" in caplog.text
+    assert not (tmp_path / "checkpoints").exists()
+    carry_out(*start(tmp_path, iterations=3, overwrite=True))
+    assert everything(kept) == before
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith("log")}
+    assert names == {"checkpoints", kept.name, "last", "best"}
+
+
+@pytest.mark.slow
+def test_a_model_that_a_user_saved_among_the_checkpoints_stays(tmp_path):
+    carry_out(*start(tmp_path, iterations=3))
+    place = tmp_path / "checkpoints" / "step-00000002"
+    save(GPT(GPTConfig(**MODEL)), place)
+    before = everything(place)
+    carry_out(*resume(tmp_path, iterations=9))
+    assert everything(place) == before
