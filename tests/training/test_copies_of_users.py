@@ -1,6 +1,8 @@
 """Copies of checkpoints and models that a user keeps in the directory of a run stay."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +62,39 @@ def test_a_model_that_a_user_saved_among_the_checkpoints_stays(tmp_path):
     before = everything(place)
     carry_out(*resume(tmp_path, iterations=9))
     assert everything(place) == before
+
+
+WAITS = """
+import os, sys
+from pathlib import Path
+from ctrans.model.checkpoint import ADAPTER, WEIGHTS, save
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.training.removal import is_checkpoint
+from solvers import ConfigError
+from tests.training.helpers import MODEL
+
+place = Path(sys.argv[1]) / "step-00000002"
+place.mkdir()
+(place / "optimiser").mkdir()
+for name in (ADAPTER, WEIGHTS):
+    os.mkfifo(place / name)
+assert not is_checkpoint(place, 2)
+try:
+    save(GPT(GPTConfig(**MODEL)), place)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(tmp_path):
+    """In a process of its own, since nothing interrupts the library that opens it."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "adapter.safetensors' was not saved by ctrans" in done.stdout
