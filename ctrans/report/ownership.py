@@ -84,8 +84,8 @@ def check_result(
     these names exist only beside an earlier result of the command that wrote them, and are none of
     the `inputs`.
 
-    The picture of an earlier version of ctrans does not say who wrote it. Beside an earlier result
-    it may be replaced.
+    The picture of version 0.3 and before does not say who wrote it. Beside a result of such a
+    version it may be replaced.
     """
     result = directory / f"{command}.json"
     has_earlier_result = result.is_file() and is_own_file(result)
@@ -95,7 +95,9 @@ def check_result(
         if not path.is_file() or takes_data(path):
             continue
         is_of_result = has_earlier_result and name in (f"{command}.png", LOSS)
-        is_earlier_picture = is_of_result and _begins_as(path, OF_MATPLOTLIB)
+        is_earlier_picture = (
+            is_of_result and _begins_as(path, OF_MATPLOTLIB) and not _says_measured(result)
+        )
         if path.suffix in SAYS_ITSELF and not is_earlier_picture:
             check_replaceable(path, overwrite=overwrite, inputs=inputs)
             continue
@@ -133,6 +135,14 @@ def _is_recorded(path: Path, result: Path) -> bool:
         recorded = read_json(result)[SHA256][path.name]
         return bool(recorded == _sha256(path))
     except (OSError, ConfigError, LookupError, TypeError):
+        return False
+
+
+def _says_measured(result: Path) -> bool:
+    """Whether the result has the key that those of version 0.3 and before lack."""
+    try:
+        return "measured" in read_json(result)
+    except (ConfigError, TypeError):
         return False
 
 

@@ -36,8 +36,8 @@ RESULTS = (RESULT, "loss.png", WATCHED, "watch.png")
 """What `ctrans train` and `ctrans watch` write beside the logs of a run, each with its picture."""
 RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
-PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00(ctrans|Matplotlib)")
-"""How pictures of ctrans begin; those of earlier versions name Matplotlib."""
+PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00ctrans")
+"""How pictures of ctrans begin. Those of version 0.3 and before stay as a user's."""
 MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":\s*\{\s*"model":|\Z')
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
