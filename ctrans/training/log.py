@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,11 @@ RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
 PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00ctrans")
 """How pictures of ctrans begin. Those of version 0.3 and before stay as a user's."""
-MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":\s*\{\s*"model":|\Z')
+MONITOR_BEGINS = re.compile(
+    rb'\s*\{\s*"header":\s*\{\s*"model":\s*"(?:[^"\\]|\\.)*",\s*"places":|\Z'
+)
+ENOUGH = 4096
+"""Bytes in which a file says who wrote it."""
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
 LINEAGE = "lineage"
@@ -52,6 +56,10 @@ SMOOTH = 100
 ITERATION = {"training": "loss", "learning_rate": "learning_rate", "gradient_norm": "gradient_norm"}
 EVALUATION = {"validation": "validation_loss", "growth": "growth", "largest": "largest"}
 """The curves of iterations and of evaluations, by name, and their figures in rows."""
+FIRST_OR_EVALUATION = ((RUN, "validation_loss"), EVALUATION.values())
+"""The keys of the rows by which a run's log is known. Other programs log iterations with the same
+keys as a run.
+"""
 
 
 class RunLog:
@@ -247,7 +255,7 @@ def unsaved(directory: Path) -> bool:
     """
     rows = _rows(directory / LOG)
     first = next(rows, None)
-    if first is None or first["step"] != 0 or not _is_row_of_run(first):
+    if first is None or first["step"] != 0 or not _is_row_of(FIRST_OR_EVALUATION, first):
         return False
     return all(row is not None and row["step"] == 0 for row in rows)
 
@@ -381,35 +389,40 @@ def _set_aside(directory: Path, generation: str) -> list[str]:
     """
     records = (directory / _aside(generation, name) for name in RECORDS)
     results = (directory / _aside(generation, name) for name in RESULTS)
-    return [*_records(*records), *_results(*results)]
+    return [
+        *_records(*records, kinds=(*FIRST_OR_EVALUATION, ITERATION.values())),
+        *_results(*results),
+    ]
 
 
-def _records(log: Path, monitor: Path) -> list[str]:
-    """The names of those of these logs that a run and a monitor wrote, or that are empty."""
+def _records(
+    log: Path, monitor: Path, *, kinds: Iterable[Collection[str]] = FIRST_OR_EVALUATION
+) -> list[str]:
+    """The names of those of these logs that a run and a monitor wrote, or that are empty. A run's
+    log has a row with the keys of one of the `kinds`.
+    """
     names = []
-    if _has_row_of_run(log):
+    if _has_row_of(kinds, log):
         names.append(LOG)
     if _begins(monitor, MONITOR_BEGINS):
         names.append(MONITOR)
     return names
 
 
-def _has_row_of_run(path: Path) -> bool:
-    """Whether the file is empty, or a line of it is a row as a run writes it: a damaged log is
-    still the run's.
+def _has_row_of(kinds: Iterable[Collection[str]], path: Path) -> bool:
+    """Whether the file is empty, or a line of it is a row of these kinds: a damaged log is still
+    the run's.
     """
     try:
         check_file(path)
         if path.stat().st_size == 0:
             return True
-        return any(row is not None and _is_row_of_run(row) for row in _rows(path))
+        return any(row is not None and _is_row_of(kinds, row) for row in _rows(path))
     except (OSError, ConfigError):
         return False
 
 
-def _is_row_of_run(row: Row) -> bool:
-    """Whether a run writes such a row: of an iteration, of an evaluation or of its beginning."""
-    kinds = (ITERATION.values(), EVALUATION.values(), (RUN, "validation_loss"))
+def _is_row_of(kinds: Iterable[Collection[str]], row: Row) -> bool:
     return any(row.keys() >= set(names) for names in kinds)
 
 
@@ -434,7 +447,7 @@ def _begins(path: Path, words: re.Pattern[bytes]) -> bool:
     try:
         check_file(path)
         with path.open("rb") as file:
-            return words.match(file.read(200)) is not None
+            return words.match(file.read(ENOUGH)) is not None
     except (OSError, ConfigError):
         return False
 
