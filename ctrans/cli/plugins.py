@@ -178,7 +178,7 @@ def _import_file(path: Path, sources: OwnSources) -> ModuleType:
             f"there is no file {str(path)!r}: give the path of a .py file, or the name of a module"
         )
     place = str(path.absolute())
-    loader = SourceLoader(name, place, sources.digests)
+    loader = SourceLoader(name, place, sources)
     spec = importlib.util.spec_from_file_location(name, place, loader=loader)
     assert spec is not None, "a file that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
