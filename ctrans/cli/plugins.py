@@ -14,7 +14,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    chdir,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -154,7 +160,7 @@ def _failures_of(value: str) -> Iterator[None]:
     that of the command, whose paths start there.
     """
     try:
-        with stdout_apart(), redirect_stdout(sys.stderr), chdir(os.getcwd()):
+        with stdout_apart(), redirect_stdout(sys.stderr), _directory_kept():
             yield
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise
@@ -167,6 +173,14 @@ def _failures_of(value: str) -> Iterator[None]:
         raise click.BadParameter(
             f"{value!r} failed at {where}: {type(error).__name__}: {text_of(error)}"
         ) from error
+
+
+def _directory_kept() -> AbstractContextManager[None]:
+    """At the end the process is in the directory that it is in now, if there is one."""
+    try:
+        return chdir(os.getcwd())
+    except FileNotFoundError:  # someone removed it
+        return nullcontext()
 
 
 def _import_file(path: Path, sources: OwnSources) -> ModuleType:

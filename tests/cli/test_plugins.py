@@ -96,3 +96,19 @@ def test_a_null_byte_in_a_plugin_is_named_with_its_place(at, folder):
     (folder / at).write_bytes(b"v = 1\nw = '\0'\n")
     with pytest.raises(click.BadParameter, match=rf"failed at .*{at}, line 2: SyntaxError"):
         plugins.load_plugin(str(plugin))
+
+
+def test_a_plugin_is_imported_where_the_directory_is_gone(folder, monkeypatch):
+    plugin = written(folder / "plug_of_gone.py", "value = 1\n")
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert loaded(plugin)[0] == 1
+
+
+def test_a_plugin_is_imported_where_stdout_is_closed(folder, monkeypatch):
+    """As in the processes of a study, whose parent has none."""
+    plugin = written(folder / "plug_of_closed.py", "print('said')\nvalue = 1\n")
+    monkeypatch.setattr(sys, "stdout", None)
+    assert loaded(plugin)[0] == 1
