@@ -1,7 +1,7 @@
 """Removes checkpoints, and nothing in them that ctrans did not write.
 
-Of a whole checkpoint ctrans wrote what its SHA256SUMS lists; of an unfinished one, the files whose
-names ctrans gives. All else stays, in a directory `step-00000100-others`.
+Of a whole checkpoint ctrans wrote what its SHA256SUMS lists under a name that ctrans gives; of an
+unfinished one, the files with such names. All else stays, in a directory `step-00000100-others`.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def remove_checkpoint(checkpoint: Path) -> None:
     if names and not any(map(_is_name_of_ours, names)):
         return
     listed = listed_files(checkpoint)
-    is_ours: Callable[[str], bool] = _is_path_of_ours
-    if listed is not None:
-        is_ours = {*listed, SUMS}.__contains__
+
+    def is_ours(path: str) -> bool:
+        return _is_path_of_ours(path) and (listed is None or path in {*listed, SUMS})
+
     others = checkpoint.with_name(checkpoint.name.removeprefix(".") + "-others")
     _set_others_aside(checkpoint, checkpoint, others, is_ours)
     shutil.rmtree(checkpoint)

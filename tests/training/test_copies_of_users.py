@@ -3,13 +3,16 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import SUMS, sums
 from ctrans.training.loop import carry_out
+from ctrans.training.removal import remove_checkpoint
 from tests.training.helpers import MODEL, resume, start
 
 
@@ -62,6 +65,17 @@ def test_a_model_that_a_user_saved_among_the_checkpoints_stays(tmp_path):
     before = everything(place)
     carry_out(*resume(tmp_path, iterations=9))
     assert everything(place) == before
+
+
+def test_a_note_in_a_checkpoint_whose_sums_a_user_made_anew_stays(tmp_path):
+    checkpoint = tmp_path / ".step-00000001"
+    checkpoint.mkdir()
+    for name in ("config.json", "model.safetensors", "notes.md"):
+        (checkpoint / name).write_text(name)
+    (checkpoint / SUMS).write_bytes(sums(checkpoint))
+    assert b"  notes.md" in (checkpoint / SUMS).read_bytes()
+    remove_checkpoint(checkpoint)
+    assert everything(tmp_path) == {Path("step-00000001-others/notes.md"): b"notes.md"}
 
 
 WAITS = """
