@@ -50,7 +50,7 @@ LOCK = ".lock"
 OVERWRITING = ".overwriting"
 WAY_ON = "go on with --resume from the last checkpoint, with the place of the run as --out"
 """The advice for a run whose directory was moved away."""
-PLACES = (LAST, BEST, LOCK, *GENERATIONS)
+PLACES = (LAST, BEST, LOCK, OVERWRITING, *GENERATIONS)
 """The names in the directory of a run, besides those of its logs."""
 KEEP = "alarm.json"
 """The newest checkpoint with this file is kept: a watcher saved it before a danger."""
