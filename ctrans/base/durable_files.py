@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -46,6 +47,15 @@ def write_parts_durably(path: Path, parts: Iterable[bytes]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)  # the new name is on the disk when its directory is
+
+
+def remedy(error: OSError) -> str:
+    """What to do about an error of writing."""
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return "make it writable"
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return "move away what has its name"
+    return "free some space"
 
 
 def flush(path: Path) -> None:

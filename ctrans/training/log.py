@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrans.base.durable_files import write_parts_durably
+from ctrans.base.durable_files import remedy, write_parts_durably
 from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
@@ -135,7 +135,7 @@ def writing(path: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; free some space, {advice}"
+            f"cannot write {str(path)!r}: {error.strerror or error}; {remedy(error)}, {advice}"
         ) from None
 
 

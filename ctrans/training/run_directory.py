@@ -30,7 +30,7 @@ from pathlib import Path
 
 import safetensors
 
-from ctrans.base.durable_files import flush
+from ctrans.base.durable_files import flush, remedy
 from ctrans.base.given_files import check_name
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import (
@@ -328,12 +328,14 @@ class RunDirectory:
             yield
         except OSError as error:
             self.check_ours()
-            advice = "free some space, or choose another place"
+            advice = f"{remedy(error)}, or choose another place"
             if self.exists:
                 advice = f"{self._what_is_left()}; {advice}"
+            place = f"directory {str(self.directory)!r}"
+            if error.filename is not None and os.path.isfile(str(error.filename)):
+                place = repr(str(error.filename))
             raise ConfigError(
-                f"cannot write to directory {str(self.directory)!r}: {error.strerror or error};"
-                f" {advice}"
+                f"cannot write to {place}: {error.strerror or error}; {advice}"
             ) from None
 
     @contextmanager
@@ -348,6 +350,9 @@ class RunDirectory:
             with suppress(OSError):
                 remove_checkpoint(self.temporary(step))
             reason = getattr(error, "strerror", None) or error
+            advice = "free some space"
+            if isinstance(error, OSError):
+                advice = remedy(error)
             way = "start again"
             if self.steps():
                 way = "go on with --resume"
@@ -355,7 +360,7 @@ class RunDirectory:
                 way = "start again, or go on with the earlier run by --resume"
             raise ConfigError(
                 f"cannot save step {step} in {str(self.directory)!r}: {reason};"
-                f" {self._what_is_left()}; free some space, then {way}"
+                f" {self._what_is_left()}; {advice}, then {way}"
             ) from None
 
     def _what_is_left(self) -> str:
