@@ -32,7 +32,13 @@ from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
-from ctrans.report.ownership import check_replaceable, check_result, is_own_picture, place_of
+from ctrans.report.ownership import (
+    WAY_ON,
+    check_replaceable,
+    check_result,
+    is_own_picture,
+    place_of,
+)
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
@@ -89,7 +95,15 @@ def check_outputs(
             of_result,
             overwrite=request.overwrite,
             inputs=request.inputs,
+            way_on=_way_on(request),
         )
+
+
+def _way_on(request: Request) -> str:
+    """The advice for a file that the command does not replace."""
+    if getattr(request, "resume", False):  # which excludes --overwrite
+        return "move it away"
+    return WAY_ON
 
 
 def _named_files(request: Request) -> dict[str, Path]:
@@ -150,7 +164,9 @@ def check_file_of(kind: str, path: Path, request: Request, directory: Path | Non
         )
     if takes_data(path):
         return
-    check_replaceable(path, overwrite=request.overwrite, inputs=request.inputs)
+    check_replaceable(
+        path, overwrite=request.overwrite, inputs=request.inputs, way_on=_way_on(request)
+    )
     if directory is not None and path.parent.absolute() == directory.absolute():
         return
     if kind == "json" and not path.parent.is_dir():

@@ -14,10 +14,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    chdir,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import click
 
@@ -34,6 +41,8 @@ FILES: set[str] = set()
 """The files of the user's modules that were imported, and of what these import from their own
 folders.
 """
+_SOURCES: WeakKeyDictionary[ModuleType, OwnSources] = WeakKeyDictionary()
+"""The sources that each module was first imported from. Python runs no later bytes of them."""
 
 
 def import_named(value: str) -> ModuleType:
@@ -42,7 +51,7 @@ def import_named(value: str) -> ModuleType:
 
 
 def _imported(value: str) -> tuple[ModuleType, OwnSources]:
-    """The module, and the sources that importing it loaded."""
+    """The module, and the sources that importing it for the first time loaded."""
     with _failures_of(value), own_sources(value) as sources:
         if value.endswith(".py"):
             module = _import_file(Path(value), sources)
@@ -50,7 +59,7 @@ def _imported(value: str) -> tuple[ModuleType, OwnSources]:
             module = _import_module(value)
         # built-in modules have no file
         FILES.update([str(getattr(module, "__file__", value)), *sources.digests])
-        return module, sources
+        return module, _SOURCES.setdefault(module, sources)
 
 
 def load_plugin(value: str) -> None:
@@ -64,13 +73,14 @@ def _digest(module: ModuleType, sources: OwnSources) -> bytes:
     of that and of their paths and theirs.
     """
     file = getattr(module, "__file__", None)
-    digests = dict(sources.digests)
     if file is None:  # a built-in module
         digest = hashlib.sha256(b"").digest()
-    elif file in digests:
-        digest = digests.pop(file)
-    else:  # compiled, or imported before
+    elif file in sources.digests:
+        digest = sources.digests[file]
+    else:  # compiled, or imported by another module
         digest = hashlib.sha256(Path(file).read_bytes()).digest()
+        sources.digests[file] = digest
+    digests = {path: value for path, value in sources.digests.items() if path != file}
     if not digests:
         return digest
     others = sorted((str(sources.relative(path)), digests[path]) for path in digests)
@@ -150,7 +160,7 @@ def _failures_of(value: str) -> Iterator[None]:
     that of the command, whose paths start there.
     """
     try:
-        with stdout_apart(), redirect_stdout(sys.stderr), chdir(os.getcwd()):
+        with stdout_apart(), redirect_stdout(sys.stderr), _directory_kept():
             yield
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise
@@ -165,6 +175,14 @@ def _failures_of(value: str) -> Iterator[None]:
         ) from error
 
 
+def _directory_kept() -> AbstractContextManager[None]:
+    """At the end the process is in the directory that it is in now, if there is one."""
+    try:
+        return chdir(os.getcwd())
+    except FileNotFoundError:  # someone removed it
+        return nullcontext()
+
+
 def _import_file(path: Path, sources: OwnSources) -> ModuleType:
     name = f"{path.stem} ({path.resolve()})"
     if name in sys.modules:
@@ -174,7 +192,7 @@ def _import_file(path: Path, sources: OwnSources) -> ModuleType:
             f"there is no file {str(path)!r}: give the path of a .py file, or the name of a module"
         )
     place = str(path.absolute())
-    loader = SourceLoader(name, place, sources.digests)
+    loader = SourceLoader(name, place, sources)
     spec = importlib.util.spec_from_file_location(name, place, loader=loader)
     assert spec is not None, "a file that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)

@@ -91,7 +91,9 @@ def stdout_apart() -> Iterator[None]:
             copy.close()
 
 
-def _is_stdout_of_process(stream: IO[str]) -> bool:
+def _is_stdout_of_process(stream: IO[str] | None) -> bool:
+    if stream is None:  # closed
+        return False
     try:
         return stream.writable() and stream.fileno() == 1
     except (OSError, ValueError):  # a stream without a descriptor, or a closed one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from ctrans.base.option import Range, option
 from ctrans.cli.click_options import argument
-from ctrans.cli.plugins import LOADED, import_named
+from ctrans.cli.plugins import LOADED, load_plugin
 from ctrans.cli.request import WrittenRequest
 from ctrans.report.progress import duration, progress_bar
 from ctrans.study.carry_out import Prospect, carry_out_study
@@ -127,16 +127,23 @@ def engine(workers: int | None, ray: str | None) -> Engine:
     """
     carry_out_job: Work = Job.carry_out
     if LOADED:
-        carry_out_job = partial(_with_plugins, tuple(LOADED))
+        carry_out_job = partial(_with_plugins, dict(LOADED))
     if ray is None:
         return partial(in_processes, processes(workers), carry_out=carry_out_job)
     return partial(by_ray, ray, carry_out=carry_out_job)
 
 
-def _with_plugins(plugins: Sequence[str], job: Job) -> list[RunResult]:
-    """The results of a job in a process that has imported nothing of the user's."""
-    for name in plugins:
-        import_named(name)
+def _with_plugins(plugins: Mapping[str, bytes], job: Job) -> list[RunResult]:
+    """The results of a job in a process that has imported nothing of the user's. Raises ConfigError
+    for a plugin with another digest than in the process that stores the results.
+    """
+    for name, digest in plugins.items():
+        load_plugin(name)
+        if LOADED[name] != digest:
+            raise ConfigError(
+                f"plugin {name!r} is not as it was when the study began: bring it back, or start"
+                " the same command again, which trains with the present plugin"
+            )
     return job.carry_out()
 
 

@@ -22,6 +22,7 @@ from ctrans.cli.request import check_exclusive, command_of
 from ctrans.cli.say import say, say_if_read
 from ctrans.cli.train_monitor import check_monitored, watched_run
 from ctrans.cli.train_options import TrainRequest
+from ctrans.model.checkpoint import BEST, LAST
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.remarks import remarks_on
@@ -305,8 +306,10 @@ def _show(
     drawn = pictures(page)
     for name, make in drawn.items():
         write_atomic(directory / name, make())
-    names = ("last", "best", "log.jsonl", "train.json", *drawn)
-    print_page(request, page, [f"{directory}/{name}" for name in names])
+    names = (LAST, BEST, log.LOG, log.RESULT, *drawn)
+    # a run that diverged before its first iteration has no checkpoint
+    written = [f"{directory}/{name}" for name in names if os.path.lexists(directory / name)]
+    print_page(request, page, written)
     if outcome.ending is not Ending.FINISHED:
         advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
         say(f"{outcome.ending.value}: {outcome.message}; {advice} --out {directory}", error=True)

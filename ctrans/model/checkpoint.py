@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.base.durable_files import flush, write_durably
-from ctrans.base.given_files import read_json
+from ctrans.base.given_files import check_file, read_json
 from ctrans.dynamics.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.model.config import GPTConfig
@@ -150,9 +150,10 @@ def remove_base(directory: Path) -> None:
 def of_ours(weights: Path) -> bool:
     """Whether `save` wrote this file of weights or of updates."""
     try:
+        check_file(weights)
         with safetensors.safe_open(weights, "pt") as file:
             return CONFIG_DIGEST in (file.metadata() or {})
-    except (OSError, safetensors.SafetensorError):
+    except (OSError, ConfigError, safetensors.SafetensorError):
         return False
 
 

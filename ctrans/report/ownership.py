@@ -40,18 +40,25 @@ LOSS = "loss.png"
 """The picture of `ctrans train`. That of another command has the command's name."""
 LOCKS = frozenset({".lock", ".study.lock"})
 """The locks of runs and studies, which are empty files."""
+WAY_ON = "choose another place, or replace it with --overwrite"
+"""The advice for a file that stays, of a command that has --overwrite."""
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 SHA256 = "sha256"
 """The key of a result for the SHA-256 of its other files, by their names."""
 
 
-def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
+def check_replaceable(
+    path: Path, *, overwrite: bool, inputs: Sequence[Path] = (), way_on: str = WAY_ON
+) -> None:
     """Raises ConfigError for a file with content that ctrans did not write, unless `overwrite`; for
     one of the `inputs`, or of a model among them; and for any place in a checkpoint of a run.
+    `way_on` is the advice for a file of others.
     """
     if takes_data(path):
         return
     check_no_checkpoint(path)
+    if path.is_symlink() and path.is_dir() and not overwrite:
+        raise ConfigError(f"{str(path)!r} is a link to a directory: {way_on}")
     if not path.is_file():
         return
     if path.name in LOCKS:
@@ -61,15 +68,10 @@ def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = (
     if overwrite:
         return
     if not path.stat().st_mode & WRITABLE:
-        raise ConfigError(
-            f"{str(path)!r} is read-only: choose another place, or replace it with --overwrite"
-        )
+        raise ConfigError(f"{str(path)!r} is read-only: {way_on}")
     if is_own:
         return
-    raise ConfigError(
-        f"{str(path)!r} exists, and ctrans did not write it: choose another place, or replace it"
-        " with --overwrite"
-    )
+    raise ConfigError(f"{str(path)!r} exists, and ctrans did not write it: {way_on}")
 
 
 def check_result(
@@ -79,25 +81,30 @@ def check_result(
     *,
     overwrite: bool,
     inputs: Sequence[Path] = (),
+    way_on: str = WAY_ON,
 ) -> None:
     """Raises ConfigError unless a result of this command may be written to the directory: files of
     these names exist only beside an earlier result of the command that wrote them, and are none of
     the `inputs`.
 
-    The picture of an earlier version of ctrans does not say who wrote it. Beside an earlier result
-    it may be replaced.
+    The picture of version 0.3 and before does not say who wrote it. Beside a result of such a
+    version it may be replaced.
     """
     result = directory / f"{command}.json"
     has_earlier_result = result.is_file() and is_own_file(result)
-    check_replaceable(result, overwrite=overwrite, inputs=inputs)
+    check_replaceable(result, overwrite=overwrite, inputs=inputs, way_on=way_on)
     for name in names:
         path = directory / name
+        if path.is_symlink() and path.is_dir():
+            check_replaceable(path, overwrite=overwrite, way_on=way_on)
         if not path.is_file() or takes_data(path):
             continue
         is_of_result = has_earlier_result and name in (f"{command}.png", LOSS)
-        is_earlier_picture = is_of_result and _begins_as(path, OF_MATPLOTLIB)
+        is_earlier_picture = (
+            is_of_result and _begins_as(path, OF_MATPLOTLIB) and not _says_measured(result)
+        )
         if path.suffix in SAYS_ITSELF and not is_earlier_picture:
-            check_replaceable(path, overwrite=overwrite, inputs=inputs)
+            check_replaceable(path, overwrite=overwrite, inputs=inputs, way_on=way_on)
             continue
         is_own = is_earlier_picture or (has_earlier_result and _is_recorded(path, result))
         _check_no_input(path, inputs, is_own=is_own)
@@ -106,12 +113,10 @@ def check_result(
         if has_earlier_result:
             raise ConfigError(
                 f"{str(path)!r} is not the file that {result.name} beside it names: something else"
-                " wrote it, or a killed command. Choose another place, or replace it with"
-                " --overwrite"
+                f" wrote it, or a killed command. {way_on[0].upper()}{way_on[1:]}"
             )
         raise ConfigError(
-            f"{str(path)!r} exists, and no {result.name} of ctrans is beside it: choose"
-            " another place, or replace it with --overwrite"
+            f"{str(path)!r} exists, and no {result.name} of ctrans is beside it: {way_on}"
         )
 
 
@@ -133,6 +138,14 @@ def _is_recorded(path: Path, result: Path) -> bool:
         recorded = read_json(result)[SHA256][path.name]
         return bool(recorded == _sha256(path))
     except (OSError, ConfigError, LookupError, TypeError):
+        return False
+
+
+def _says_measured(result: Path) -> bool:
+    """Whether the result has the key that those of version 0.3 and before lack."""
+    try:
+        return "measured" in read_json(result)
+    except (ConfigError, TypeError):
         return False
 
 

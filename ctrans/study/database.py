@@ -17,6 +17,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -250,14 +251,20 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
 
 
 def _check_no_link(path: Path) -> None:
-    """Raises ConfigError for a link: the lock is beside it, and not beside the file that it leads
-    to, which another process may write.
+    """Raises ConfigError for a link, and for a file with another name: the lock is beside this one,
+    and another process may write the file by the other name.
     """
     if path.is_symlink():
         place = os.path.realpath(path)
         raise ConfigError(
             f"{str(path)!r} is a link to {place!r}, which another study may write: give --out"
             f" {os.path.dirname(place)!r}, or replace the link with a copy"
+        )
+    if path.is_file() and path.stat().st_nlink > 1:
+        name = shlex.quote(str(path))
+        raise ConfigError(
+            f"{str(path)!r} has another name, a hard link, by which another study may write it:"
+            f" make it a file of its own: cp {name} {name}.copy && mv {name}.copy {name}"
         )
 
 

@@ -13,11 +13,11 @@ import logging
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrans.base.durable_files import write_parts_durably
+from ctrans.base.durable_files import remedy, write_parts_durably
 from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
@@ -36,9 +36,13 @@ RESULTS = (RESULT, "loss.png", WATCHED, "watch.png")
 """What `ctrans train` and `ctrans watch` write beside the logs of a run, each with its picture."""
 RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 WATCHED_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"watch"')
-PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00(ctrans|Matplotlib)")
-"""How pictures of ctrans begin; those of earlier versions name Matplotlib."""
-MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":\s*\{\s*"model":|\Z')
+PICTURE_BEGINS = re.compile(rb"\x89PNG[\s\S]*tEXtSoftware\x00ctrans")
+"""How pictures of ctrans begin. Those of version 0.3 and before stay as a user's."""
+MONITOR_BEGINS = re.compile(
+    rb'\s*\{\s*"header":\s*\{\s*"model":\s*"(?:[^"\\]|\\.)*",\s*"places":|\Z'
+)
+ENOUGH = 4096
+"""Bytes in which a file says who wrote it."""
 RUN = "run"
 """The key of the first row with the run's `State.run`."""
 LINEAGE = "lineage"
@@ -52,6 +56,10 @@ SMOOTH = 100
 ITERATION = {"training": "loss", "learning_rate": "learning_rate", "gradient_norm": "gradient_norm"}
 EVALUATION = {"validation": "validation_loss", "growth": "growth", "largest": "largest"}
 """The curves of iterations and of evaluations, by name, and their figures in rows."""
+FIRST_OR_EVALUATION = ((RUN, "validation_loss"), EVALUATION.values())
+"""The keys of the rows by which a run's log is known. Other programs log iterations with the same
+keys as a run.
+"""
 
 
 class RunLog:
@@ -127,7 +135,7 @@ def writing(path: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; free some space, {advice}"
+            f"cannot write {str(path)!r}: {error.strerror or error}; {remedy(error)}, {advice}"
         ) from None
 
 
@@ -247,7 +255,7 @@ def unsaved(directory: Path) -> bool:
     """
     rows = _rows(directory / LOG)
     first = next(rows, None)
-    if first is None or first["step"] != 0 or not _is_row_of_run(first):
+    if first is None or first["step"] != 0 or not _is_row_of(FIRST_OR_EVALUATION, first):
         return False
     return all(row is not None and row["step"] == 0 for row in rows)
 
@@ -257,6 +265,17 @@ def others(directory: Path) -> list[Path]:
     written = _records(*(directory / name for name in RECORDS))
     paths = [directory / name for name in RECORDS if name not in written]
     return [path for path in paths if os.path.lexists(path)]
+
+
+def keep_others(paths: Iterable[Path]) -> None:
+    """Gives these `others` the name `log.jsonl-others`, and a warning says so. Raises OSError."""
+    for path in paths:
+        kept = make_room(path)
+        LOGGER.warning(
+            "%r was not written by ctrans, and has the name of a log of the run: it is kept as %r",
+            str(path),
+            kept,
+        )
 
 
 def cut(directory: Path, step: int) -> None:
@@ -336,13 +355,7 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     it begins as a run writes it. A user's file in the place of what is set aside gets the name
     `checkpoints.log.jsonl-others`.
     """
-    for path in others(directory):
-        kept = make_room(path)
-        LOGGER.warning(
-            "%r was not written by ctrans, and has the name of a log of the run: it is kept as %r",
-            str(path),
-            kept,
-        )
+    keep_others(others(directory))
     already = _set_aside(directory, generation)
     for name in _of_run(directory):
         record = directory / name
@@ -376,35 +389,40 @@ def _set_aside(directory: Path, generation: str) -> list[str]:
     """
     records = (directory / _aside(generation, name) for name in RECORDS)
     results = (directory / _aside(generation, name) for name in RESULTS)
-    return [*_records(*records), *_results(*results)]
+    return [
+        *_records(*records, kinds=(*FIRST_OR_EVALUATION, ITERATION.values())),
+        *_results(*results),
+    ]
 
 
-def _records(log: Path, monitor: Path) -> list[str]:
-    """The names of those of these logs that a run and a monitor wrote, or that are empty."""
+def _records(
+    log: Path, monitor: Path, *, kinds: Iterable[Collection[str]] = FIRST_OR_EVALUATION
+) -> list[str]:
+    """The names of those of these logs that a run and a monitor wrote, or that are empty. A run's
+    log has a row with the keys of one of the `kinds`.
+    """
     names = []
-    if _has_row_of_run(log):
+    if _has_row_of(kinds, log):
         names.append(LOG)
     if _begins(monitor, MONITOR_BEGINS):
         names.append(MONITOR)
     return names
 
 
-def _has_row_of_run(path: Path) -> bool:
-    """Whether the file is empty, or a line of it is a row as a run writes it: a damaged log is
-    still the run's.
+def _has_row_of(kinds: Iterable[Collection[str]], path: Path) -> bool:
+    """Whether the file is empty, or a line of it is a row of these kinds: a damaged log is still
+    the run's.
     """
     try:
         check_file(path)
         if path.stat().st_size == 0:
             return True
-        return any(row is not None and _is_row_of_run(row) for row in _rows(path))
+        return any(row is not None and _is_row_of(kinds, row) for row in _rows(path))
     except (OSError, ConfigError):
         return False
 
 
-def _is_row_of_run(row: Row) -> bool:
-    """Whether a run writes such a row: of an iteration, of an evaluation or of its beginning."""
-    kinds = (ITERATION.values(), EVALUATION.values(), (RUN, "validation_loss"))
+def _is_row_of(kinds: Iterable[Collection[str]], row: Row) -> bool:
     return any(row.keys() >= set(names) for names in kinds)
 
 
@@ -429,7 +447,7 @@ def _begins(path: Path, words: re.Pattern[bytes]) -> bool:
     try:
         check_file(path)
         with path.open("rb") as file:
-            return words.match(file.read(200)) is not None
+            return words.match(file.read(ENOUGH)) is not None
     except (OSError, ConfigError):
         return False
 

@@ -1,7 +1,7 @@
 """Removes checkpoints, and nothing in them that ctrans did not write.
 
-Of a whole checkpoint ctrans wrote what its SHA256SUMS lists; of an unfinished one, the files whose
-names ctrans gives. All else stays, in a directory `step-00000100-others`.
+Of a whole checkpoint ctrans wrote what its SHA256SUMS lists under a name that ctrans gives; of an
+unfinished one, the files with such names. All else stays, in a directory `step-00000100-others`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ctrans.base.given_files import read_json
 from ctrans.model.checkpoint import ADAPTER, WEIGHTS, of_ours
-from ctrans.model.sums import READ, STATE, SUMS, listed_files
+from ctrans.model.sums import OPTIMISER, READ, SHARDS, STATE, SUMS, listed_files
 from solvers import ConfigError
 
 UNFINISHED = re.compile(rf"\.({'|'.join(map(re.escape, sorted(READ | {SUMS})))})\.\d+")
@@ -27,7 +27,8 @@ def is_checkpoint(path: Path, step: int) -> bool:
     checkpoint is of its user, and so are a link and a directory of another program with files of
     the same names.
 
-    One whose train.json is missing or damaged is still ours by its SHA256SUMS or its weights.
+    One whose train.json is missing or damaged is still ours by its SHA256SUMS or its weights. A
+    model alone is of its user, who saved it there.
     """
     if not _is_directory(path):
         return False
@@ -40,6 +41,8 @@ def is_checkpoint(path: Path, step: int) -> bool:
         return bool(named_step == step)
     if STATE in (listed_files(path) or ()):
         return True
+    if not any(os.path.lexists(path / name) for name in (SUMS, STATE, OPTIMISER, SHARDS)):
+        return False
     return of_ours(path / WEIGHTS) or of_ours(path / ADAPTER)
 
 
@@ -53,9 +56,10 @@ def remove_checkpoint(checkpoint: Path) -> None:
     if names and not any(map(_is_name_of_ours, names)):
         return
     listed = listed_files(checkpoint)
-    is_ours: Callable[[str], bool] = _is_path_of_ours
-    if listed is not None:
-        is_ours = {*listed, SUMS}.__contains__
+
+    def is_ours(path: str) -> bool:
+        return _is_path_of_ours(path) and (listed is None or path in {*listed, SUMS})
+
     others = checkpoint.with_name(checkpoint.name.removeprefix(".") + "-others")
     _set_others_aside(checkpoint, checkpoint, others, is_ours)
     shutil.rmtree(checkpoint)

@@ -7,17 +7,20 @@
     last, best                   links into checkpoints/
     log.jsonl                    one JSON object per iteration
     .lock                        locked by the process that trains here
+    .overwriting                 there while checkpoints of an overwritten run are to be removed
 
 A checkpoint is written under another name, flushed to the disk, and renamed; then the links are
 replaced. A process killed at any time leaves a readable `last`. A run that overwrites another one
 writes into checkpoints-2 (or from there into checkpoints), and sets the logs aside under the name
 of their checkpoints. When its first checkpoint is whole, `last` points to it, and the old run and
-its logs are removed. `sha256sum -c SHA256SUMS` checks a checkpoint by hand.
+its logs are removed. The empty file `.overwriting` tells them from a user's copy of the
+checkpoints, which stays. `sha256sum -c SHA256SUMS` checks a checkpoint by hand.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import shlex
 import tempfile
@@ -27,7 +30,7 @@ from pathlib import Path
 
 import safetensors
 
-from ctrans.base.durable_files import flush
+from ctrans.base.durable_files import flush, remedy
 from ctrans.base.given_files import check_name
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import (
@@ -42,10 +45,12 @@ from ctrans.training.directory_lock import DirectoryLock, locked
 from ctrans.training.removal import free_name, is_checkpoint, make_room, remove_checkpoint
 from solvers import ConfigError
 
+LOGGER = logging.getLogger("ctrans.training")
 LOCK = ".lock"
+OVERWRITING = ".overwriting"
 WAY_ON = "go on with --resume from the last checkpoint, with the place of the run as --out"
 """The advice for a run whose directory was moved away."""
-PLACES = (LAST, BEST, LOCK, *GENERATIONS)
+PLACES = (LAST, BEST, LOCK, OVERWRITING, *GENERATIONS)
 """The names in the directory of a run, besides those of its logs."""
 KEEP = "alarm.json"
 """The newest checkpoint with this file is kept: a watcher saved it before a danger."""
@@ -102,7 +107,7 @@ class RunDirectory:
                 )
         if not self.exists:
             return self._with(GENERATIONS[0])
-        return self._with(self.other_generation)
+        return self._other()
 
     def _with(self, generation: str) -> RunDirectory:
         """The same directory with the checkpoints of that generation."""
@@ -196,6 +201,8 @@ class RunDirectory:
                         path.chmod(0o644)
                     flush(path)
                 make_room(self.step_directory(step))
+                if not self.steps() and self._other().steps():
+                    self._mark_overwriting()
                 os.rename(temporary, self.step_directory(step))
                 flush(self.checkpoints)
                 self.settle(step, best=best, good=good)
@@ -255,15 +262,47 @@ class RunDirectory:
 
     def forget_others(self) -> None:
         """Removes the checkpoints of the other generation: a run that this one overwrote, or one
-        that was killed before its first checkpoint.
+        that was killed before its first checkpoint. A copy that a user made there stays.
         """
-        for name in GENERATIONS:
-            if name != self.checkpoints.name:
-                earlier_run = self._with(name)
-                earlier_run.prune(-1, set())
-                earlier_run.forget_base()
-                with suppress(OSError):  # missing, or with files of users
-                    (self.directory / name).rmdir()
+        other = self._other()
+        if other.steps() and not self._is_overwriting():
+            return
+        other.prune(-1, set())
+        other.forget_base()
+        with suppress(OSError):  # missing, or with files of users
+            other.checkpoints.rmdir()
+        if self._is_overwriting():
+            (self.directory / OVERWRITING).unlink()
+
+    def take_place(self) -> None:
+        """Makes the place of this new run's checkpoints free of one that was killed before it
+        overwrote the other generation. What a user has there gets the name `checkpoints-2-others`.
+        """
+        if self.steps() and not self._is_overwriting():
+            kept = make_room(self.checkpoints)
+            LOGGER.warning(
+                "%r has checkpoints that the run to be overwritten did not make: it is kept as %r",
+                str(self.checkpoints),
+                kept,
+            )
+        self.prune(-1, set())
+
+    def _other(self) -> RunDirectory:
+        """The other generation."""
+        return self._with(self.other_generation)
+
+    def _is_overwriting(self) -> bool:
+        """Whether a run has overwritten another one, and the checkpoints of one are left."""
+        mark = self.directory / OVERWRITING
+        return mark.is_file() and mark.stat().st_size == 0
+
+    def _mark_overwriting(self) -> None:
+        """Says that the other generation is one that this one overwrites."""
+        if not self._is_overwriting():
+            mark = self.directory / OVERWRITING
+            make_room(mark)
+            mark.touch()
+            flush(self.directory)
 
     def forget_base(self) -> None:
         """Removes the base weights of low-rank updates. A directory of that name by others
@@ -289,12 +328,14 @@ class RunDirectory:
             yield
         except OSError as error:
             self.check_ours()
-            advice = "free some space, or choose another place"
+            advice = f"{remedy(error)}, or choose another place"
             if self.exists:
                 advice = f"{self._what_is_left()}; {advice}"
+            place = f"directory {str(self.directory)!r}"
+            if error.filename is not None and os.path.isfile(str(error.filename)):
+                place = repr(str(error.filename))
             raise ConfigError(
-                f"cannot write to directory {str(self.directory)!r}: {error.strerror or error};"
-                f" {advice}"
+                f"cannot write to {place}: {error.strerror or error}; {advice}"
             ) from None
 
     @contextmanager
@@ -309,6 +350,9 @@ class RunDirectory:
             with suppress(OSError):
                 remove_checkpoint(self.temporary(step))
             reason = getattr(error, "strerror", None) or error
+            advice = "free some space"
+            if isinstance(error, OSError):
+                advice = remedy(error)
             way = "start again"
             if self.steps():
                 way = "go on with --resume"
@@ -316,7 +360,7 @@ class RunDirectory:
                 way = "start again, or go on with the earlier run by --resume"
             raise ConfigError(
                 f"cannot save step {step} in {str(self.directory)!r}: {reason};"
-                f" {self._what_is_left()}; free some space, then {way}"
+                f" {self._what_is_left()}; {advice}, then {way}"
             ) from None
 
     def _what_is_left(self) -> str:
@@ -329,9 +373,7 @@ class RunDirectory:
 
     def _overwritten_run_is_left(self) -> bool:
         """Whether a checkpoint of another generation is there."""
-        return any(
-            self._with(name).steps() for name in GENERATIONS if name != self.checkpoints.name
-        )
+        return bool(self._other().steps())
 
     def verified_last(self) -> Path:
         """The directory that `last` points to. If it is damaged, raises ConfigError with the fault

@@ -83,10 +83,10 @@ def anew(
     if processes.first:
         with store.changing():
             store.directory.mkdir(parents=True, exist_ok=True)
-            store.forget_base()  # of a run that was killed before its first checkpoint
             if overwrite:
-                store.prune(-1, set())  # of a run that was killed before it overwrote this one
+                store.take_place()
                 log.set_aside(store.directory, store.other_generation, store.checkpoints.name)
+            store.forget_base()  # of a run that was killed before its first checkpoint
             log.forget_unsaved(store.directory)
     return run, state.progress
 
@@ -263,6 +263,9 @@ def resumed(
     if processes.first:
         execution.warn_if_other_than(saved_state.execution)
         with store.changing():
+            # a monitor keeps the other log, if the run has one
+            others = log.others(store.directory)
+            log.keep_others(path for path in others if path.name == log.LOG)
             store.settle(progress.step, best=progress.best_step, good=progress.good)
             log.bring_back(store.directory, store.checkpoints.name)
         log.cut(store.directory, progress.step)

@@ -472,5 +472,11 @@ def test_a_picture_in_the_place_of_a_results_own_is_replaced_only_if_ctrans_wrot
     assert run(*args).exit_code == 2
     assert drawn.read_text() == "mine"
     drawn.write_bytes(OF_ANOTHER_PROGRAM["matplotlib"])
+    assert run(*args).exit_code == 2
+    assert drawn.read_bytes() == OF_ANOTHER_PROGRAM["matplotlib"]
+    result = tmp_path / "simulate.json"
+    of_version_03 = json.loads(result.read_text())
+    del of_version_03["measured"]
+    result.write_text(json.dumps(of_version_03))
     assert run(*args).exit_code == 0, "as of an earlier version of ctrans"
     assert b"Software\0ctrans" in drawn.read_bytes()

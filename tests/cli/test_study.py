@@ -132,6 +132,35 @@ def test_the_processes_of_a_study_import_the_plugins_first(tmp_path):
     assert study["environment"]["plugins"] == ["plugin.py"]
 
 
+EDITS_ITSELF = """
+import multiprocessing
+from pathlib import Path
+
+VERSION = 1
+if multiprocessing.parent_process() is None:
+    Path(__file__).write_text(Path(__file__).read_text().replace("VERSION = 1", "VERSION = 2"))
+"""
+
+
+@pytest.mark.slow
+def test_no_run_is_stored_with_another_plugin_than_the_study_began_with(tmp_path):
+    (tmp_path / "plugin.py").write_text(EDITS_ITSELF)
+    (tmp_path / "mine.toml").write_text(TOML)
+    command = [sys.executable, "-m", "ctrans", "--plugin", "plugin.py", "study", "mine.toml"]
+    done = subprocess.run(
+        [*command, "--workers", "1", "--out", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "VERSION = 2" in (tmp_path / "plugin.py").read_text()
+    assert done.returncode == 2, done.stderr
+    assert "plugin 'plugin.py' is not as it was when the study began" in done.stderr
+    with open_store(tmp_path / "out") as store:
+        assert not store.runs()
+
+
 @pytest.mark.parametrize("failing", [1, 4])
 def test_runs_that_failed_are_no_runs_that_are_done(failing, tmp_path):
     (tmp_path / "mine.toml").write_text(TOML)

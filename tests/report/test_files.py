@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ctrans.base.durable_files import PROCESS
 from ctrans.report.files import takes_data, write_atomic
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk, raising
@@ -56,7 +57,7 @@ def test_a_result_is_whole_or_as_before_when_any_operation_fails(before, fail, l
 def test_a_link_in_place_of_the_file_in_making_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr("threading.get_native_id", lambda: 7)
     (tmp_path / "others").write_bytes(b"of somebody else")
-    (tmp_path / ".result.json.7").symlink_to(tmp_path / "others")
+    (tmp_path / f".result.json.{PROCESS}7").symlink_to(tmp_path / "others")
     write_atomic(tmp_path / "result.json", b"new")
     assert (tmp_path / "others").read_bytes() == b"of somebody else"
     assert (tmp_path / "result.json").read_bytes() == b"new"

@@ -196,7 +196,7 @@ def test_a_run_does_not_remove_the_file_that_it_reads(name, overwrite, tmp_path)
     carry_out(*start(out, iterations=2))
     (out / "train.json").write_text('{"command": "train", ' + 999 * " " + "}")
     (out / "watch.json").write_text(WATCHED + 999 * " ")
-    (out / "monitor.jsonl").write_text('{"header": {"model": ""}}' + 999 * " ")
+    (out / "monitor.jsonl").write_text('{"header": {"model": "", "places": []}}' + 999 * " ")
     link = tmp_path / "data"
     link.symlink_to(out / name)
     before = everything(out)
@@ -219,7 +219,13 @@ def test_a_run_does_not_remove_the_tokens_that_it_reads(tmp_path):
     assert everything(out) == before
 
 
-FOREIGN_LOGS = ["", '{"step": 0, "loss": 3.2}\n', '{"step": 1, "epoch": 1}\n']
+FOREIGN_LOGS = [
+    "",
+    '{"step": 0, "loss": 3.2}\n',
+    '{"step": 1, "epoch": 1}\n',
+    '{"step": 0, "loss": 3.2, "learning_rate": 0.1, "gradient_norm": 2.0, "mine": 1}\n',
+]
+FOREIGN_MONITOR = '{"header": {"model": "of another program"}}\n'
 ROW = '{"step": 0, "run": "this", "validation_loss": 5.0}\n'
 
 
@@ -236,15 +242,30 @@ def test_a_run_does_not_replace_a_log_that_no_run_wrote(own_log, tmp_path):
 @pytest.mark.parametrize("own_log", [*FOREIGN_LOGS[1:], ROW])
 def test_a_run_that_overwrites_keeps_a_log_that_no_run_wrote_and_says_so(own_log, tmp_path, caplog):
     (tmp_path / log.LOG).write_text(own_log)
-    (tmp_path / log.MONITOR).write_text('{"header": "of another program"}\n')
+    (tmp_path / log.MONITOR).write_text(FOREIGN_MONITOR)
     start(tmp_path, iterations=2, overwrite=True)
     kept = {path.name: path.read_text() for path in tmp_path.glob("*-others")}
-    of_another = {f"{log.MONITOR}-others": '{"header": "of another program"}\n'}
+    of_another = {f"{log.MONITOR}-others": FOREIGN_MONITOR}
     if own_log != ROW:
         of_another[f"{log.LOG}-others"] = own_log
     assert kept == of_another
     assert caplog.text.count("it is kept as") == len(of_another)
     assert not list(tmp_path.glob(".*monitor.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["precious text\nmore\n", *FOREIGN_LOGS[1:]])
+def test_a_resumed_run_keeps_a_log_that_no_run_wrote_and_says_so(text, tmp_path, caplog):
+    carry_out(*start(tmp_path, iterations=1))
+    users = tmp_path / "users.txt"
+    users.write_text(text)
+    (tmp_path / log.LOG).unlink()
+    (tmp_path / log.LOG).symlink_to(users)
+    resumed(tmp_path, iterations=2)
+    assert users.read_text() == text
+    assert (tmp_path / f"{log.LOG}-others").readlink() == users
+    assert f"it is kept as '{tmp_path / log.LOG}-others'" in caplog.text
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2]
 
 
 @pytest.mark.parametrize("overwrite", [True, False])

@@ -399,7 +399,7 @@ def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_b
 
     carry_out(*start(tmp_path))
     rows = [row["step"] for row in log.read(tmp_path)]
-    (tmp_path / "monitor.jsonl").write_text('{"header": {"model": "the first"}}')
+    (tmp_path / "monitor.jsonl").write_text('{"header": {"model": "the first", "places": []}}')
     run, progress = start(tmp_path, overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, killed, kill)
@@ -440,7 +440,9 @@ def test_a_monitors_log_of_another_training_is_not_taken_over(tmp_path):
         start(tmp_path)
     run, _ = start(tmp_path / "unsaved")
     run.report({"step": 0, "run": "this", "validation_loss": 5.0})
-    (tmp_path / "unsaved" / "monitor.jsonl").write_text('{"header": {"model": "of that run"}}')
+    (tmp_path / "unsaved" / "monitor.jsonl").write_text(
+        '{"header": {"model": "of that run", "places": []}}'
+    )
     start(tmp_path / "unsaved")
     assert not list((tmp_path / "unsaved").glob("*.jsonl"))
 
@@ -459,7 +461,7 @@ def test_a_run_that_overwrites_one_without_a_checkpoint_keeps_its_row_of_step_0(
         patch.setattr(log, "append", full)
         with pytest.raises(ConfigError, match="cannot write"):
             carry_out(run, progress)
-    (tmp_path / "monitor.jsonl").write_text('{"header": {"model": "the first"}}')
+    (tmp_path / "monitor.jsonl").write_text('{"header": {"model": "the first", "places": []}}')
     carry_out(*start(tmp_path, overwrite=True))
     assert [row["step"] for row in log.read(tmp_path)][:2] == [0, 1]
     assert not list(tmp_path.glob("*monitor.jsonl"))

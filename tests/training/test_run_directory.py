@@ -438,7 +438,7 @@ def test_a_users_file_and_the_log_that_takes_its_name_are_both_kept(tmp_path):
     picture = log.RESULTS[1]
     contents_of_run = {
         log.LOG: '{"step": 0, "run": "this", "validation_loss": 5.0}\n',
-        log.MONITOR: '{"header": {"model": ""}}\n',
+        log.MONITOR: '{"header": {"model": "", "places": []}}\n',
         log.RESULT: '{"command": "train"}',
         picture: "picture",
     }

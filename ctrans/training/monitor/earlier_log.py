@@ -7,13 +7,16 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
+from ctrans.base.durable_files import write_parts_durably
 from ctrans.training.monitor.log_lines import Header, LogLine, header_of
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
+PART = 1 << 20
+"""The bytes of a log that are copied at a time."""
 RUN = "run"
 """The key of a header's line with the name of the run, next to the header."""
 
@@ -74,7 +77,8 @@ def set_aside(path: Path) -> None:
     try:
         os.link(path, place)
     except OSError:  # a file system without hard links
-        shutil.copyfile(path, place)
+        with path.open("rb") as file:
+            write_parts_durably(place, iter(partial(file.read, PART), b""))
     LOGGER.warning(
         "%r is the log of another training, or no log of a monitor: it is kept as %r",
         str(path),

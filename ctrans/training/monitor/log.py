@@ -221,7 +221,7 @@ class LogWriter:
     def _keep_others(self) -> None:
         """Keeps the log of another training under another name, before this one takes its place."""
         is_ours = is_continued(
-            _all_lines_of(self.path.parent),
+            _all_lines_of(self.path.parent, unfinished=True),
             self._of,
             self.path,
             self._start,
@@ -365,9 +365,9 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
     return filter(None, _all_lines_of(directory))
 
 
-def _all_lines_of(directory: Path) -> Iterator[LogLine]:
-    """As `lines_of`, with an empty object for each damaged line. A last line without its end is
-    none: it may not be written yet.
+def _all_lines_of(directory: Path, *, unfinished: bool = False) -> Iterator[LogLine]:
+    """As `lines_of`, with an empty object for each damaged line. A last line without its end may
+    not be written yet: it is among them only if `unfinished`.
     """
     path = directory / LOG
     try:
@@ -377,7 +377,7 @@ def _all_lines_of(directory: Path) -> Iterator[LogLine]:
     if not exists:
         return
     for text in read_lines(path):
-        if text.endswith("\n") and text.strip():
+        if text.strip() and (unfinished or text.endswith("\n")):
             yield _line_in(text)
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -164,13 +165,38 @@ def reported(directory, *steps, start=0, run=""):
     return read_log(directory).steps
 
 
-@pytest.mark.parametrize("foreign", ['{"epoch": 1}\n', '{"step": 1, "by": {}}\n', "precious\n"])
+FOREIGN = ['{"epoch": 1}\n', '{"step": 1, "by": {}}\n', "precious\n", '{"epoch": 1}', "precious"]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.parametrize("run", ["", "this"])
 def test_a_log_without_the_header_of_a_monitor_is_kept(foreign, run, tmp_path, caplog):
     (tmp_path / LOG).write_text(foreign)
     assert reported(tmp_path, 101, start=100, run=run) == [101]
     assert (tmp_path / "monitor-1.jsonl").read_text() == foreign
     assert "no log of a monitor: it is kept as" in caplog.text
+
+
+def test_a_log_that_cannot_be_copied_whole_leaves_no_part_of_it(tmp_path, monkeypatch):
+    """On a file system without hard links, where a file has no more room than this."""
+
+    def no_links(*of):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    foreign = 1000 * '{"epoch": 1}\n'
+    (tmp_path / LOG).write_text(foreign)
+    monkeypatch.setattr(os, "link", no_links)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for _ in range(2):
+            LogWriter(tmp_path, HEADER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == [LOG]
+    assert (tmp_path / LOG).read_text() == foreign
+    LogWriter(tmp_path, HEADER)
+    assert (tmp_path / "monitor-1.jsonl").read_text() == foreign
 
 
 @pytest.mark.parametrize(
