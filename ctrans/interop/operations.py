@@ -31,7 +31,6 @@ from ctrans.interop.writes import (
     put_into,
     taken_from,
 )
-from solvers import ConfigError
 
 CallSite = tuple[Any, ...]
 """Where code calls an operation: the code, the place in it, and how often it ran before; or the
@@ -268,6 +267,8 @@ class Graph:
         """By number, the order in memory that the code asks for of an output that already has it.
         Another kernel may return the same numbers in another order.
         """
+        self.hides_operations = False
+        """Whether a transform of torch.func has hidden operations on numbers of states."""
         self._transforms = get_dynamic_layer_stack_depth()
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""
@@ -291,18 +292,12 @@ class Graph:
         return self._numbers[id(tensor)]
 
     def met(self, site: CallSite, function: Function, arguments: Any, output: Any) -> Any:
-        """Adds an operation; for `Operations`. Raises ConfigError for one on numbers of states
-        inside of a transform, such as torch.vmap: what leaves it is not seen to come from there.
+        """Adds an operation; for `Operations`. What runs inside of a transform of torch.func, such
+        as torch.vmap, is left out: its tensors are others than those outside.
         """
-        inputs = tensors_in(arguments)
-        if get_dynamic_layer_stack_depth() > self._transforms and any(
-            x.is_floating_point() for x in inputs
-        ):
-            raise ConfigError(
-                "the model computes inside of torch.vmap, or another transform of torch.func, whose"
-                " operations are not seen from outside: write that part for the whole batch, or as"
-                " a loop"
-            )
+        if get_dynamic_layer_stack_depth() > self._transforms:
+            self.hides_operations |= any(x.is_floating_point() for x in tensors_in(arguments))
+            return output
         name = _name_of_call(function, arguments[1])
         written = written_by(function, arguments)
         copied = copied_by(name, arguments[0])

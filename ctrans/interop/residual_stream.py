@@ -280,6 +280,11 @@ def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str,
             f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not examined"
             f" by themselves{where}"
         )
+    if graph.hides_operations:
+        notes.append(
+            "code inside of torch.vmap, or another transform of torch.func, is not seen: sums that"
+            " read its results are in larger parts, or before the first state"
+        )
     if any(operation.name == "batch_norm" for operation in graph.operations):
         notes.append("it has batch norms, each of which is a scale and an offset in evaluation")
     return tuple(notes)

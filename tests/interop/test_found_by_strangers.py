@@ -11,7 +11,6 @@ from torch import nn
 import ctrans
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.interop import open_model
-from solvers import ConfigError
 
 WIDTH = 16
 HEADS = 2
@@ -168,12 +167,22 @@ class InVmap(nn.Module):
         q, k, v = self.maps(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 3, 0, 1, 4)
         averages = torch.vmap(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)(q, k, v)
         x = x + self.out(averages.permute(1, 2, 0, 3).flatten(-2))
-        return x + self.ffn(self.norm(x))
+        states.append(x)
+        x = x + self.ffn(self.norm(x))
+        states.append(x)
+        return x
 
 
-def test_what_a_transform_hides_is_refused_with_that_reason():
-    with pytest.raises(ConfigError, match=r"inside of torch\.vmap"):
-        open_model(made(InVmap), example=ids(), loss="next")
+def test_what_a_transform_hides_is_said_and_the_states_around_it_are_its_own():
+    module = made(InVmap)
+    opened = open_model(module, example=ids(), loss="next")
+    assert "code inside of torch.vmap" in opened.described
+    tokens = ids(1)
+    with torch.no_grad():
+        states = opened.trajectory(tokens).states
+        torch.testing.assert_close(opened.head(states[-1]), module(tokens))
+        for state in states:
+            assert any(torch.allclose(state, own) for own in module.states)
 
 
 class InLoop(nn.Module):

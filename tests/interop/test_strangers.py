@@ -85,7 +85,7 @@ PLACEMENTS = {
     "lists of lists": "pre",
     "FT-Transformer": "pre",
     "two streams": "pre, mix",
-    "Conformer": "pre/pre_post, pre",
+    "Conformer": "pre/pre_post",
 }
 """By model, the placement; unknown where states are mixed by other sums than x + f(x)."""
 INPUTS = {

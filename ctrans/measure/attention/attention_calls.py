@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import get_dynamic_layer_stack_depth
 from torch.overrides import TorchFunctionMode
 
 KERNEL: Callable[..., Any] = F.scaled_dot_product_attention
@@ -33,7 +34,8 @@ def unseen() -> Iterator[None]:
 
 class AttentionCalls(TorchFunctionMode):
     """A mode that shows the calls of some torch functions, and does not change them. It does not
-    show the calls that these functions make themselves.
+    show the calls that these functions make themselves, nor those inside of a transform of
+    torch.func that begins in it: such as torch.vmap, which hides the axis of the batch.
 
     - `before`: by torch function, a function that gets the arguments before the call
     - `after`: by torch function, a function that gets the output and then the arguments
@@ -43,6 +45,12 @@ class AttentionCalls(TorchFunctionMode):
         super().__init__()
         self.before = before or {}
         self.after = after or {}
+        self._transforms = 0
+
+    def __enter__(self) -> AttentionCalls:
+        self._transforms = get_dynamic_layer_stack_depth()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
+        return self
 
     def __torch_function__(
         self,
@@ -52,7 +60,7 @@ class AttentionCalls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if _UNSEEN.get():
+        if _UNSEEN.get() or get_dynamic_layer_stack_depth() > self._transforms:
             return function(*args, **kwargs)
         if function in self.before:
             self.before[function](*args, **kwargs)
