@@ -37,7 +37,8 @@ def fresh(**changes):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    "changes", [{}, {"gradient": "adjoint", "method": "rk4"}, {"dtype": "bfloat16"}]
+    "changes",
+    [{}, {"gradient": "adjoint", "method": "dopri5"}, {"dtype": "bfloat16"}],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(tmp_path, changes):
     whole = train(fresh(), settings(**changes), TEXT, out=tmp_path / "whole")
