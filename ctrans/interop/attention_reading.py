@@ -307,7 +307,7 @@ def _with_matrices(
         whole_rows=sums_to_one,
         scale=scale,
         key_offsets=ROTARY in context or cap is not None,
-        position_scores=scale is not None and scores.add_position_scores(),
+        position_scores=scale is not None and scores.has_position_scores(),
         why_not=why_not,
     )
 
@@ -347,8 +347,8 @@ def _no_values(
     path, calls = Counter(part.path for part in inner).most_common(1)[0]
     if calls > 1:
         return (
-            f"its linear map {path.rpartition('.')[2]} is called {calls} times, as in a loop over"
-            " tokens: matrices are not read there"
+            f"its linear map {path.rpartition('.')[2]} is called {calls} times in a pass, as in a"
+            " loop over tokens, or for relative positions too: matrices are not read there"
         )
     if has_candidates:
         return (

@@ -88,7 +88,7 @@ class Scores:
             return scale
         return None
 
-    def add_position_scores(self) -> bool:
+    def has_position_scores(self) -> bool:
         """Whether a number for each pair of positions is added to the scores: rows at x = 0 depend
         on the position.
         """
