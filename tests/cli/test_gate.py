@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-from types import SimpleNamespace
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
@@ -16,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctrans.cli.diagnose import _paths
+from ctrans.cli.diagnose import DiagnoseRequest, _paths
+from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.interop.hugging_face_files import EARLIER_CONFIG
 from ctrans.model.checkpoint import save
@@ -134,8 +134,9 @@ def test_sarif_and_junit_name_the_finding_and_its_place(places, tmp_path):
 def test_the_path_of_a_change_is_that_of_its_later_model_whatever_its_name(tmp_path):
     """A path may have the word between the two names of a change."""
     both = [tmp_path / "a", tmp_path / "b to c"]
-    request = SimpleNamespace(named_models=[("model", place) for place in both])
-    results = {"a": None, "b to c": None}
+    request = object.__new__(DiagnoseRequest)
+    vars(request)["named_models"] = tuple(("model", place) for place in both)
+    results = {"a": Diagnosis([], {}, {}), "b to c": Diagnosis([], {}, {})}
     names = ["a", "b to c", "a to b to c", "baseline to b to c", "b to c to bf16", "other"]
     assert _paths(request, results, names) == {
         "a": str(both[0]),
