@@ -11,7 +11,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from types import CodeType, MappingProxyType
 from typing import Any
@@ -134,15 +134,15 @@ class StreamAdapter(ModuleAdapter):
         """
         width = channels_of(self.model, self._graph, shape)
         example = self.example
-        for self.tokens_first, batch in product((False, True), (0, 1)):
+        for self.tokens_first in (False, True):
             if self.tokens_first:
                 self.example = example.transpose(0, 1)
-            else:
-                self.example = example
-            copies, remainder = divmod(shape[batch], len(self.example))
-            self.axes = StateAxes(len(shape), batch, width, copies)
-            if batch != width and remainder == 0 and self._is_alone():
-                return
+            # an axis of as many sequences comes before one of several rows for each
+            for batch in sorted((0, 1), key=lambda axis: shape[axis] != len(self.example)):
+                copies, remainder = divmod(shape[batch], len(self.example))
+                self.axes = StateAxes(len(shape), batch, width, copies)
+                if batch != width and remainder == 0 and self._is_alone():
+                    return
         raise ConfigError(
             f"no axis of its states {tuple(shape)} counts the sequences of its example"
             f" {tuple(example.shape)}"

@@ -9,6 +9,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ctrans.study.finished import OBJECTS, Row, finished_of
 from solvers import ConfigError
@@ -124,10 +125,27 @@ def _legible(row: Row) -> bool:
 
 
 def rows_of(connection: sqlite3.Connection, table: str, columns: str = "rowid, *") -> Iterator[Row]:
-    """The rows of a table as objects, in the order in which they were stored."""
-    cursor = connection.execute(f"SELECT {columns} FROM {table}")
+    """The rows of a table as objects, in the order in which they were stored. Raises DatabaseError
+    for a damaged page, also for one whose sizes are more than the memory.
+    """
+    with _sizes_fit():
+        cursor = connection.execute(f"SELECT {columns} FROM {table}")
     names = [column[0] for column in cursor.description]
-    return (dict(zip(names, row, strict=True)) for row in cursor)
+
+    def rows() -> Iterator[Row]:
+        with _sizes_fit():
+            for row in cursor:
+                yield dict(zip(names, row, strict=True))
+
+    return rows()
+
+
+@contextmanager
+def _sizes_fit() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise sqlite3.DatabaseError("a size in it is more than the memory") from None
 
 
 def put_row(connection: sqlite3.Connection, table: str, row: Row) -> None:

@@ -10,7 +10,8 @@ from torch import nn
 
 import ctrans
 from ctrans.dynamics.fields import ExposesHeads
-from ctrans.interop import open_model
+from ctrans.interop import from_transformers, open_model
+from ctrans.interop.families import small_model
 
 WIDTH = 16
 HEADS = 2
@@ -320,3 +321,23 @@ def test_a_loss_of_ones_own_gets_targets_in_the_axes_of_the_modules_output(token
     assert float(opened(x.T, y.T)[1]) == pytest.approx(expected)
     found = ctrans.diagnose(module, x, y, loss=loss).readings["loss on this text"]
     assert found[0].value == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_several_streams_beside_one_sequence_are_not_counted_as_sequences():
+    """Gemma 3n's states are (streams, sequences, tokens, width), and an example of one sequence
+    has as many tokens as there are streams.
+    """
+    torch.manual_seed(0)
+    model = small_model("gemma3n_text").eval()
+    imported = from_transformers(model)
+    tokens = torch.randint(3, 31, (3, 4))
+    with torch.no_grad():
+        together = imported.trajectory(tokens).states
+        torch.testing.assert_close(
+            imported.head(together[-1]), model(tokens).logits, rtol=1e-4, atol=1e-5
+        )
+        for i in range(3):
+            alone = imported.trajectory(tokens[i : i + 1]).states
+            for state, own in zip(together, alone, strict=True):
+                torch.testing.assert_close(state[i : i + 1], own, rtol=1e-4, atol=1e-5)

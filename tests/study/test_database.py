@@ -18,6 +18,7 @@ import pytest
 from ctrans.study import carry_out, export
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import FILE, open_store
+from ctrans.study.database_tables import rows_of
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.training import RunResult, train_run
 from ctrans.training.data import from_text
@@ -183,6 +184,23 @@ def test_a_damaged_file_is_no_traceback(tmp_path):
         raise sqlite3.DatabaseError("page lost")
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_page_whose_sizes_exceed_the_memory_is_damaged(count):
+    """SQLite raises MemoryError for it, at the first row or at a later one."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE texts (number)")
+    connection.executemany("INSERT INTO texts VALUES (?)", [[0], [1]])
+
+    def sized(number):
+        if number == count:
+            raise MemoryError
+        return number
+
+    connection.create_function("sized", 1, sized)
+    with pytest.raises(sqlite3.DatabaseError, match="more than the memory"):
+        list(rows_of(connection, "texts", "sized(number)"))
+
+
 def test_the_commit_is_ctranss_own_and_not_of_a_tree_that_it_lies_in(tmp_path, monkeypatch):
     for words in (
         ["init", "-q"],
@@ -289,6 +307,7 @@ SLOW = """
 import sys, time, pathlib
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import open_store
+from ctrans.study.database_tables import rows_of
 from tests.study.helpers import one_by_one, small
 def slow(jobs):
     for done in one_by_one(jobs):
