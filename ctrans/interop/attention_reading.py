@@ -155,6 +155,8 @@ def _rows_alone(
     its output. What else mixes tokens in it, such as a convolution, is not looked for. `reason`
     says why the matrices are not read.
     """
+    if not getattr(chain.stages[0], "averages_with_rows", True):
+        return None
     others, is_changed = _with_other_tokens(x)
     with seeing_rows(chain.stages[0]) as other_rows:
         changed_output = chain(others, **context)
@@ -431,7 +433,10 @@ def _averages(
     chain: ModuleChain, value: Projection | JoinedProjections, x: Tensor, rows: Tensor, head: int
 ) -> Tensor:
     """The heads' averages, concatenated: sum_j a_hij (V x_j + b_v)."""
-    values = by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
+    weight, bias = value.weight(chain).to(x.dtype), value.bias(chain)
+    if bias is not None:
+        bias = bias.to(x.dtype)
+    values = by_head(F.linear(x, weight, bias), rows.shape[1], head)
     return (rows @ values).transpose(1, 2).flatten(-2)
 
 

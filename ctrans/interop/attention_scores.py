@@ -140,7 +140,8 @@ class Scores:
 
     def _projected(self, projection: Projection | JoinedProjections, t: float) -> Tensor:
         if projection not in self.maps:
-            self.maps[projection] = F.linear(self.x, projection.weight(self.chain)).double()
+            weight = projection.weight(self.chain).to(self.x.dtype)
+            self.maps[projection] = F.linear(self.x, weight).double()
         z = t * self.maps[projection]
         bias = projection.bias(self.chain)
         if bias is not None:

@@ -133,7 +133,8 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
             return reading
     return (
         "it is not recognised as a plain or gated FFN: its activation is none of"
-        f" {', '.join(KNOWN)}, or its matrices are parts of larger ones"
+        f" {', '.join(KNOWN)}, its matrices are parts of larger ones, or more, such as a norm, is"
+        " between them"
     )
 
 

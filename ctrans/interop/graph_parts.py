@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.dynamics.fields import Kind, ParallelMaps
@@ -201,7 +202,7 @@ class PartsReader:
         if self._is_affine(step):
             return AFFINE
         if step.is_gated:
-            return "it is a gated sum a(x) x + f(x), whose gate is not read"
+            return "it is a gated sum a x + f(x), whose gate or factor of each entry is not read"
         if "batch_norm" in names and names <= {"batch_norm", *MOVES}:
             return "it is a batch norm: a scale and an offset of each channel"
         return "it is no single sum x + f(x): it mixes states, or later parts read its states"
@@ -308,7 +309,8 @@ class PartsReader:
             behind = output_norm is None and products[-1] < m <= n
             if (before or behind) and self.graph.operations[m].name in NORMALISERS:
                 raise NotReplayedError(
-                    "it normalises, and not as gamma * x/sqrt(mean(x^2) + eps) + beta of each token"
+                    "it normalises, and not as gamma * x/sqrt(mean(x^2) + eps) + beta of each"
+                    " token, with one gamma for all that reads it"
                 )
 
     def _multiplies(self, n: int) -> bool:
@@ -353,6 +355,7 @@ class PartsReader:
         if not averages and not (x.shape[-2] > 1 and mixes_tokens(chain, x)):
             return "ffn", chain, length
         first.mixing = self._mixing(term, chain, x)
+        first.averages_with_rows = averages
         return "attention", chain, length
 
     def _label(self, term: Term) -> str:
@@ -377,6 +380,8 @@ class PartsReader:
         than its kernels do, as a state space behind a convolution would.
         """
         operations = [self.graph.operations[n] for n in self._inside(term)]
+        if any(each.name == F.multi_head_attention_forward.__name__ for each in operations):
+            return "F.multi_head_attention_forward, whose rows are not read"
         convolutions = [each for each in operations if "conv" in each.name]
         if not convolutions:
             return WITHOUT_ROWS

@@ -220,6 +220,12 @@ class Imported(nn.Module):
                 f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: give a"
                 " module whose forward returns the one that you want; `trajectory` has the states"
             )
+        if not result.dim():
+            raise ConfigError(
+                f"{self.config.model} returns one number, such as its loss, and no output for each"
+                " sequence: let its forward return the logits, and give the loss as loss=, or read"
+                " outputs(x)"
+            )
         if len(result) != x.shape[:-2].numel():
             raise ConfigError(
                 f"the output {tuple(result.shape)} of {self.config.model} is not for"

@@ -128,7 +128,8 @@ class ModuleChain(nn.Module):
         elif y.shape == output.shape:
             shapes = ((), (1,), y.shape[-1:])  # one number, or one for each channel
             for name, scale in (*self.named_parameters(), *self.named_buffers()):
-                if not scale.is_floating_point() or scale.shape not in shapes:
+                is_row = scale.numel() == y.shape[-1] == scale.shape[-1:].numel()  # (1, 1, width)
+                if not scale.is_floating_point() or not (scale.shape in shapes or is_row):
                     continue
                 if torch.equal(scale.to(y) * y, output):
                     self.output_path = path
@@ -162,8 +163,8 @@ class ModuleChain(nn.Module):
             kind = type(last).__name__
             return f"ends in a convolution ({kind}), whose weight is not read as a linear map"
         return (
-            "does not end in one linear map (experts, or a gate after it), so it has no output"
-            " projection"
+            "does not end in one linear map (experts, a convolution, or a gate or factor after"
+            " it), so it has no output projection"
         )
 
 
@@ -209,9 +210,11 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def numbers_at(module: nn.Module, path: str) -> Tensor:
-    """The parameter or buffer at that path."""
+    """The parameter or buffer at that path, as one number or a vector of them."""
     owner, _, name = path.rpartition(".")
     numbers: Tensor = getattr(module.get_submodule(owner), name)
+    if numbers.dim() > 1:
+        return numbers.flatten()
     return numbers
 
 

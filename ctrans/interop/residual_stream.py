@@ -7,6 +7,7 @@ other tensors beside its state, such as the first state or an encoder's output.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -203,6 +204,12 @@ def _through_bottlenecks(graph: Graph, steps: list[StreamPart], sink: int) -> li
             joined[-1] = StreamPart(joined[-1].first, step.last, None)
         else:
             joined.append(step)
+    last = joined[-1].last
+    if last not in through:  # what follows the last sum reads an earlier state too
+        shape = graph.operations[last].shape
+        behind = [n for n in through if n > last and graph.operations[n].shape == shape]
+        if behind:
+            joined[-1] = StreamPart(joined[-1].first, behind[0], None)
     return joined
 
 
@@ -222,20 +229,31 @@ def _behind_its_norm(
     is_norm: Callable[[int, int], bool],
 ) -> int:
     """Where the part of the last sum, made at `end`, ends: at the norm that follows it if this is
-    a norm of its block, not the model's last one. It is if the sum before has a norm too, or an
-    earlier one has a norm at the same place of another block. `between` has for each of the sums
-    but the last where it is made, and the state of the next sum.
+    a norm of its block, not the model's last one. It is if an earlier sum has a norm at the same
+    place of another block, or the sums before have theirs in a pattern that says so. `between` has
+    for each of the sums but the last where it is made, and the state of the next sum.
     """
-    normed = [pair for pair in between if _is_behind_a_norm(graph, *pair, is_norm)]
-    if not normed:
+    have = [_is_behind_a_norm(graph, *pair, is_norm) for pair in between]
+    if not any(have):
         return end
     last = _last_norm(graph, end, sink, is_norm)
-    if normed[-1] == between[-1]:
-        return last
     place = _place_in_a_block(graph, end, last)
-    if place and any(_place_in_a_block(graph, *pair) == place for pair in normed):
+    places = {_place_in_a_block(graph, *pair) for pair in itertools.compress(between, have)}
+    if place and place in places:
         return last
-    return end
+    if place and "" not in places and not all(have):
+        return end
+    return last if _next_of(have) else end
+
+
+def _next_of(pattern: Sequence[bool]) -> bool:
+    """The entry that follows if these repeat at the shortest distance; the last one if they do
+    not.
+    """
+    for distance in range(1, (len(pattern) + 1) // 2 + 1):
+        if all(one == other for one, other in zip(pattern, pattern[distance:], strict=False)):
+            return pattern[-distance]
+    return pattern[-1]
 
 
 def _place_in_a_block(graph: Graph, first: int, last: int) -> str:

@@ -87,7 +87,8 @@ class StreamAdapter(ModuleAdapter):
             steps = steps_of_the_stream(graph, sink, self._reader.is_norm)
         if len(steps) < FEWEST:
             raise ConfigError(
-                "no sums x + f(x) of its first argument follow one another up to its output"
+                "no sums x + f(x) of its first argument follow one another up to its output. If"
+                " those of one list of blocks do, name it: blocks="
             )
         self._keep(steps)
         self._find_state_axes(graph.operations[steps[0].first].shape)
@@ -141,8 +142,11 @@ class StreamAdapter(ModuleAdapter):
             for batch in sorted((0, 1), key=lambda axis: shape[axis] != len(self.example)):
                 copies, remainder = divmod(shape[batch], len(self.example))
                 self.axes = StateAxes(len(shape), batch, width, copies)
-                if batch != width and remainder == 0 and self._is_alone():
-                    return
+                if batch == width or remainder:
+                    continue
+                with contextlib.suppress(ConfigError):  # it may not run with its axes turned
+                    if self._is_alone():
+                        return
         raise ConfigError(
             f"no axis of its states {tuple(shape)} counts the sequences of its example"
             f" {tuple(example.shape)}"

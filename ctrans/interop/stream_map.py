@@ -54,6 +54,8 @@ class MapOfOperations(Replayed):
     label = "operations"
     mixing = ""
     """What mixes its tokens if no rows do."""
+    averages_with_rows = True
+    """Whether the rows of a softmax average values in it, without a change of the rows between."""
 
     def __init__(
         self, adapter: StreamAdapter, graph: Graph, first: int, last: int, offset: int | None
@@ -92,6 +94,7 @@ class MapOfPass(nn.Module):
 
     label = "operations"
     mixing = ""
+    averages_with_rows = True
 
     def __init__(self, adapter: StreamAdapter, graph: Graph, first: int, last: int):
         super().__init__()

@@ -1004,7 +1004,8 @@ MEASURES.add(
                     remediation=NOT_PREDICTED,
                     requires=(
                         "a cross-entropy of logits, and norms with gains of their own that are"
-                        " unequal, as after a training"
+                        " unequal, as after a training, and targets that are predicted better than"
+                        " in another order"
                     ),
                     high=0.0,
                     near=None,
