@@ -77,10 +77,15 @@ def steps_of_blocks(
     return steps
 
 
-def first_state(states: Sequence[Tensor], given: Tensor) -> int:
-    """The number of the state that the user's embed= gives; 0 if the module computes another one.
-    Raises ConfigError if it is no state.
+def first_state(
+    states: Sequence[Tensor], embed: Callable[[Tensor], Tensor] | None, example: Tensor
+) -> int:
+    """The number of the state that the user's embed= gives; 0 if the module computes another one,
+    and without embed=. Raises ConfigError if it is no state.
     """
+    if embed is None:
+        return 0
+    given = embed(example)
     for k, state in enumerate(states[:-FEWEST]):
         if state.shape == given.shape and same_where_finite(given, state):
             return k
@@ -94,14 +99,16 @@ def first_state(states: Sequence[Tensor], given: Tensor) -> int:
 
 def last_state(
     states: Sequence[Tensor],
-    head: Callable[[Tensor], Any],
+    head: Callable[[Tensor], Any] | None,
     tensor: Callable[[Any], Tensor | None],
     expected: Tensor | None,
 ) -> int:
     """The number of the last state from which the user's head= makes the module's output; of the
-    last one if it makes another output.
+    last one if it makes another output, and without head=.
     """
     last = len(states) - 1
+    if head is None:
+        return last
     for k in range(last, FEWEST - 1, -1):
         try:
             computed = tensor(head(states[k]))
@@ -115,8 +122,9 @@ def last_state(
 
 
 def check_head(
-    head: Callable[[Tensor], Tensor | None],
-    outputs: Callable[[Tensor], Tensor | None],
+    head: Callable[[Tensor], Any],
+    outputs: Callable[[Tensor], Any],
+    tensor: Callable[[Any], Tensor | None],
     last: Tensor,
 ) -> None:
     """Raises ConfigError if the user's head= makes an output like the module's of its last state,
@@ -124,7 +132,7 @@ def check_head(
     choice.
     """
     for x in (last, *(size * random_states(last) for size in SIZES)):
-        computed, expected = head(x), outputs(x)
+        computed, expected = tensor(head(x)), tensor(outputs(x))
         if computed is None or expected is None or computed.shape != expected.shape:
             return
         if not same_where_finite(computed, expected):

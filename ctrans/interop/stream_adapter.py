@@ -113,12 +113,8 @@ class StreamAdapter(ModuleAdapter):
             return self.steps
         with as_found(self.model), torch.no_grad():
             _, states = self.walked(self.example, {})
-            first = 0
-            last = len(self.steps)
-            if self.own_embed is not None:
-                first = first_state(states, self.own_embed(self.example))
-            if self.own_head is not None:
-                last = last_state(states, self.own_head, self.tensor, self.tensor(output))
+            first = first_state(states, self.own_embed, self.example)
+            last = last_state(states, self.own_head, self.tensor, self.tensor(output))
         return self.steps[first:last]
 
     def _keep(self, steps: Sequence[StreamPart]) -> None:
@@ -127,6 +123,8 @@ class StreamAdapter(ModuleAdapter):
         states = [steps[0].first, *(step.last for step in steps)]
         self.steps = list(steps)
         self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
+        sums = ((k, step.sum) for k, step in enumerate(steps) if step.sum is not None)
+        self._sums = {graph.operations[each.y].site: k for k, each in sums}
         self.weights = [graph.weights(step.first, step.last) for step in steps]
 
     def _find_state_axes(self, shape: Any) -> None:
@@ -184,13 +182,19 @@ class StreamAdapter(ModuleAdapter):
         with as_found(self.model), whole_graph(), mode:
             return self.run(tokens.clone())
 
-    def states(self, look: Callable[[int, Tensor], Tensor]) -> Operations:
-        """A mode of forward passes in which state k is look(k, x) in place of the module's own
-        x.
+    def states(
+        self,
+        look: Callable[[int, Tensor], Tensor],
+        summed: Callable[[int, Tensor], None] | None = None,
+    ) -> Operations:
+        """A mode of forward passes in which state k is look(k, x) in place of the module's own x.
+        summed(k, y) gets the sum of part k, which a norm may follow.
         """
 
         def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
             k = self._numbers.get(site)
+            if summed is not None and site in self._sums and isinstance(output, Tensor):
+                summed(self._sums[site], output)
             if k is not None:
                 return replaced(function, inputs, output, partial(look, k))
             if isinstance(output, Tensor):
@@ -380,12 +384,9 @@ class StreamAdapter(ModuleAdapter):
             if self.own_head is None:
                 self._check_output_is(output, self.example)
             else:
-                head = self.own_head
-                check_head(
-                    lambda x: self.tensor(head(x)),
-                    lambda x: self.tensor(self.walked(self.example, {len(others): x})[0]),
-                    states[-1],
-                )
+                last = len(others)
+                outputs = lambda x: self.walked(self.example, {last: x})[0]  # noqa: E731
+                check_head(self.own_head, outputs, self.tensor, states[last])
             parts = [
                 self._part(k, ((states[k], states[k + 1]), (others[k], made[k + 1])))
                 for k in range(len(others))

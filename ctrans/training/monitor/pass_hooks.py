@@ -57,6 +57,7 @@ class PassHooks:
         self.missing = {}
         self._figures: dict[GaugeAt, Tensor] = {}
         self._parts_of_velocity: dict[int, dict[int, Tensor]] = {}
+        self._sum: Tensor | None = None
         self._start: Tensor | None = None
         self._last: Tensor | None = None
         self._returning = False
@@ -168,7 +169,7 @@ class PassHooks:
             if calls == 1 and self._measures and not traced():  # a model may call itself
                 at = -1
                 self._modes.enter_context(scores_seen(scored, partial(self._failed, "attention")))
-                self._modes.enter_context(stream.states(met))
+                self._modes.enter_context(stream.states(met, summed))
                 x = state_in((*args, *kwargs.values()))
                 if stream.begins_with_its_input and x is not None:
                     met(0, x)
@@ -176,6 +177,11 @@ class PassHooks:
         def scored(scores: SeenScores) -> None:
             if 0 <= at < count:
                 self._scored(at, scores)
+
+        def summed(k: int, y: Tensor) -> None:
+            has_norm = self.sites.by_depth[k].sublayer.state_norm is not None
+            if k == at and self._measures and has_norm:
+                self._sum = stream.axes.rows(y.detach()).clone()
 
         def met(k: int, x: Tensor) -> Tensor:
             nonlocal at
@@ -238,7 +244,13 @@ class PassHooks:
         x = stream.axes.rows(state.detach())
         if k and self._last is not None and self._lacks("velocity", k - 1):
             site = self.sites.by_depth[k - 1]
-            self._moved(site, (x - self._last) / site.length)
+            y = x
+            if self._sum is not None:  # N(a x + f) = N_a(x + f/a), of which a is the norm's
+                y = self._sum / getattr(site.sublayer.state_norm, "stretch", 1.0)
+            self._sum = None
+            self._moved(site, (y - self._last) / site.length)
+            if k == len(self.sites.by_depth) and self._lacks("rms", k):
+                self._arrived(x)
         if k < len(self.sites.by_depth):
             # the model may change it in place
             self._entered(self.sites.by_depth[k], state, x.clone())
@@ -313,7 +325,7 @@ class PassHooks:
                 self._figures["step_share", k] = site.length * self._velocity_over_state(k)
             if site.block_module is not None:
                 return  # it returns X_K
-            is_last = k + 1 == len(self.sites.by_depth) and site.state_norm is None
+            is_last = k + 1 == len(self.sites.by_depth) and site.sublayer.state_norm is None
             if is_last and self._last is not None:
                 self._arrived(self._last.reshape(r.shape) + site.length * r)
 
