@@ -293,7 +293,10 @@ def test_a_monitor_sees_the_states_velocities_and_costates_and_changes_no_bit(na
     with torch.no_grad():
         states = opened.trajectory(main).states
         moves = [
-            (y - x) / h for x, y, h in zip(states, states[1:], opened.depth.lengths, strict=False)
+            (y - x) / h if part.state_norm is None else part(x)  # the raw one, before the norm
+            for part, x, y, h in zip(
+                opened.depth.sublayers, states, states[1:], opened.depth.lengths, strict=False
+            )
         ]
     x = states[0].detach().clone().requires_grad_()
     (STRANGERS[name][2] or words)(opened.head(opened.depth(x)), targets).backward()
