@@ -215,6 +215,8 @@ def check_model(
     - If the continuous costate does not exist, the check uses the discrete one
     - The check skips a segment that cannot be certified, and names it in `missing`
     - It calls `progress(k)` after each segment
+    - Of an opened model whose loss is not known, targets that are classes give a cross-entropy. A
+      warning says why others are not used
 
     Raises ConfigError for a regularization that a placement does not take (see
     `why_not_applicable`), the errors of `costate` in its discrete form, and the first segment's
@@ -229,10 +231,7 @@ def check_model(
         tokens = tokens.unsqueeze(0)  # one text without a batch
         if isinstance(targets, Tensor):
             targets = targets.unsqueeze(0)
-    if isinstance(model, OpenedModel):
-        model, unused = model.for_targets(tokens, targets)
-        if unused:
-            warnings.warn(unused, stacklevel=3)
+    model = _with_loss_of(model, tokens, targets)
     sublayers = model.depth.sublayers
     has_steps = any(each.state_norm is not None or each.output_norm is None for each in sublayers)
     # a verdict of the ODE under a penalty needs to know how precise its costate is
@@ -297,6 +296,16 @@ def _agreement(
     if otherwise:
         return OwnLoss(otherwise=otherwise)
     return own_loss(model, tokens, targets, of_steps)
+
+
+def _with_loss_of(model: Model, tokens: Tensor, targets: Any) -> Model:
+    """The model inside of an opened one, with the loss of these targets; any other model itself."""
+    if not isinstance(model, OpenedModel):
+        return model
+    inside, unused = model.for_targets(tokens, targets)
+    if unused:
+        warnings.warn(unused, stacklevel=4)
+    return inside
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,8 @@ def own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnL
     """
     if has_weights_on_demand(model.depth):
         return OwnLoss()
+    if isinstance(model, OpenedModel):
+        model, _ = model.for_targets(tokens, targets)
     another = model.why_other_loss() if isinstance(model, RunsItself) else ""
     another = another or shared_inside(model.depth)
     if another:

@@ -88,10 +88,11 @@ def missing(diagnosis: Diagnosis) -> dict[str, str]:
         check = diagnosis.checks[name]
         readings = diagnosis.readings.get(check.quantity, ())
         required = check.requires or "a text"
+        stopped = diagnosis.stopped_by(name)
         if readings:
             why = f"it is not a number: {readings[0].place}: {readings[0].figure}"
-        elif diagnosis.stopped_by(name):
-            why = f"{diagnosis.stopped_by(name)} was not measured"
+        elif stopped:
+            why = f"{stopped} was not measured"
         elif broken and "finite" not in required:
             why = f"requires {required}, and numbers that are finite"
         else:

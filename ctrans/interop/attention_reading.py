@@ -346,12 +346,12 @@ def _no_values(
     inner: Sequence[RecordedCall], x: Tensor, heads: int, *, has_candidates: bool
 ) -> str:
     """Why the linear maps before the last are not queries, keys and values."""
-    path, calls = Counter(part.path for part in inner).most_common(1)[0]
-    if calls > 1:
-        return (
-            f"its linear map {path.rpartition('.')[2]} is called {calls} times in a pass, as in a"
-            " loop over tokens, or for relative positions too: matrices are not read there"
-        )
+    for path, calls in Counter(part.path for part in inner).items():
+        if calls > 1:
+            return (
+                f"its linear map {path.rpartition('.')[2]} is called {calls} times in a pass, as"
+                " in a loop over tokens, or for relative positions too: matrices are not read there"
+            )
     if has_candidates:
         return (
             "its heads' averages are not averages of values that are linear in its input, or"

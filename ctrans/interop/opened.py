@@ -40,7 +40,8 @@ STAND_INS = ("mean", "random", "none")
 class Opened(ModelAround):
     """A model opened for analysis. It computes in eval mode and without gradients of weights.
 
-    It is a model itself: its `depth`, `embed`, `head`, `trajectory` and loss are those of `model`.
+    It is a model itself: its `depth`, `embed`, `head` and `trajectory` are those of `model`. So is
+    its loss, but where that is not known and the targets are classes: see `for_targets`.
 
     - `directory`: where it was read
     - `described`: what was recognised
@@ -91,7 +92,7 @@ class Opened(ModelAround):
         """The model inside, with the cross-entropy of these targets where its loss is not known and
         they are classes; and why a stand-in does not use them, or "".
         """
-        from ctrans.interop.class_targets import with_class_targets
+        from ctrans.interop.class_targets import with_class_targets  # it imports this module
 
         chosen, unused = with_class_targets(self, tokens, targets)
         return chosen.model, unused
@@ -130,7 +131,8 @@ class Opened(ModelAround):
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
-        """L(X_T, targets), unless it is the cross-entropy of the logits. That of a model opened
+        """L(X_T, targets) of `model`, unless it is the cross-entropy of the logits. Where the loss
+        is not known it is a stand-in, also if the targets are classes. That of a model opened
         without a loss raises ConfigError.
         """
         return own_loss(self.model)

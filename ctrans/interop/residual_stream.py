@@ -7,12 +7,11 @@ other tensors beside its state, such as the first state or an encoder's output.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -238,7 +237,7 @@ def _behind_its_norm(
         return end
     last = _last_norm(graph, end, sink, is_norm)
     place = _place_in_a_block(graph, end, last)
-    places = {_place_in_a_block(graph, *pair) for pair in itertools.compress(between, have)}
+    places = {_place_in_a_block(graph, *pair) for pair in compress(between, have)}
     if place and place in places:
         return last
     if place and "" not in places and not all(have):

@@ -384,9 +384,7 @@ class StreamAdapter(ModuleAdapter):
             if self.own_head is None:
                 self._check_output_is(output, self.example)
             else:
-                last = len(others)
-                outputs = lambda x: self.walked(self.example, {last: x})[0]  # noqa: E731
-                check_head(self.own_head, outputs, self.tensor, states[last])
+                check_head(self.own_head, self._outputs, self.tensor, states[-1])
             parts = [
                 self._part(k, ((states[k], states[k + 1]), (others[k], made[k + 1])))
                 for k in range(len(others))

@@ -13,7 +13,6 @@ from torch import Tensor
 from ctrans.control import own_pass
 from ctrans.control.costate import DiscreteCostate
 from ctrans.control.model_threshold import factors_of_model, why_no_threshold
-from ctrans.control.own_pass import OpenedModel
 from ctrans.control.segment_check import step_threshold_at
 from ctrans.control.shown_factors import Factors
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
@@ -177,8 +176,6 @@ class DecayOverThreshold(DiagnosticInstrument):
         if self._turn is None:
             return ""
         model, at = self._turn
-        if isinstance(model, OpenedModel):
-            model, _ = model.for_targets(at.tokens, at.targets)
         tested = own_pass.own_loss(model, at.tokens, at.targets, self._costate.figures())
         return tested.otherwise or tested.untested
 

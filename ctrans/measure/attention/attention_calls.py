@@ -35,7 +35,7 @@ def unseen() -> Iterator[None]:
 class AttentionCalls(TorchFunctionMode):
     """A mode that shows the calls of some torch functions, and does not change them. It does not
     show the calls that these functions make themselves, nor those inside of a transform of
-    torch.func that begins in it: such as torch.vmap, which hides the axis of the batch.
+    torch.func that begins later, such as torch.vmap, which hides the axis of the batch.
 
     - `before`: by torch function, a function that gets the arguments before the call
     - `after`: by torch function, a function that gets the output and then the arguments
@@ -45,12 +45,7 @@ class AttentionCalls(TorchFunctionMode):
         super().__init__()
         self.before = before or {}
         self.after = after or {}
-        self._transforms = 0
-
-    def __enter__(self) -> AttentionCalls:
         self._transforms = get_dynamic_layer_stack_depth()
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
-        return self
 
     def __torch_function__(
         self,

@@ -58,6 +58,7 @@ class PassHooks:
         self._figures: dict[GaugeAt, Tensor] = {}
         self._parts_of_velocity: dict[int, dict[int, Tensor]] = {}
         self._sum: Tensor | None = None
+        """x + h r of the last part, before its norm; None without one."""
         self._start: Tensor | None = None
         self._last: Tensor | None = None
         self._returning = False
@@ -242,12 +243,13 @@ class PassHooks:
     def _met(self, stream: StreamAdapter, k: int, state: Tensor) -> None:
         """Measures X_k of a model that is read by its sums."""
         x = stream.axes.rows(state.detach())
+        summed = self._sum
+        self._sum = None
         if k and self._last is not None and self._lacks("velocity", k - 1):
             site = self.sites.by_depth[k - 1]
             y = x
-            if self._sum is not None:  # N(a x + f) = N_a(x + f/a), of which a is the norm's
-                y = self._sum / getattr(site.sublayer.state_norm, "stretch", 1.0)
-            self._sum = None
+            if summed is not None:  # N(a x + f) = N_a(x + f/a), of which a is the norm's
+                y = summed / getattr(site.sublayer.state_norm, "stretch", 1.0)
             self._moved(site, (y - self._last) / site.length)
             if k == len(self.sites.by_depth) and self._lacks("rms", k):
                 self._arrived(x)

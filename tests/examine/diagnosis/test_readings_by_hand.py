@@ -128,6 +128,14 @@ def test_dead_units_are_counted_where_they_are(count):
     assert shares == [0, count / 64, 0]
 
 
+def test_an_eps_that_dominates_a_norm_around_the_state_is_found():
+    model = healthy("post")
+    model.depth.sublayers[3].state_norm.eps = 1e4
+    checks = {finding.check: finding for finding in diagnose(model, *text()).findings}
+    finding = checks["eps dominates the norm"]
+    assert finding.place == "block 1, FFN (segment 3), the norm around the state"
+
+
 def test_a_silenced_outlier_is_a_note_and_its_gain_is_not_called_dead():
     """Setting such a gain to 0 changes nothing; to the median, much: so it is no fault."""
     model, (tokens, targets) = healthy("post"), text()
