@@ -128,7 +128,7 @@ def _check(sublayer: Sublayer, kinetic: float | None) -> None:
             "a norm around the state makes the admissible velocities depend on the state: sweeps"
             " with a closed-form maximiser need one set for all states"
         )
-    if not sublayer.residual.is_identity or sublayer.streams > 1:
+    if not sublayer.residual.is_identity:
         raise ConfigError(
             f"the residual {type(sublayer.residual).__name__} changes velocities: sweeps are for"
             " plain residual connections"

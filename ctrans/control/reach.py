@@ -122,7 +122,7 @@ def _before(sublayer: Sublayer, h: float, later: ReachableSet) -> ReachableSet:
     """What is within reach before a segment, from what is after it."""
     if later.everywhere:
         return later
-    if sublayer.streams > 1 or sublayer.image is not None:
+    if sublayer.residual.jumps or sublayer.image is not None:
         raise ConfigError(
             f"the residual {type(sublayer.residual).__name__} does not move a token by a sum of"
             " free velocities: what is within reach has no closed form"

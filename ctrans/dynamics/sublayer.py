@@ -206,7 +206,7 @@ class Sublayer(nn.Module):
         """The state and costate at the input of the segment's field, after X has entered. dL/dX =
         `before` and dL/dX_next = `p`.
         """
-        if self.streams == 1:
+        if not self.residual.jumps:
             return x, before
         entered = self.enter(x)
         pull_back = torch.func.vjp(lambda y: y + dt * self(y), entered)[1]
@@ -221,9 +221,8 @@ class Sublayer(nn.Module):
         image of the state norm has no tangent spaces.
         """
         if self.state_norm is None or not continuous:
-            # only a state of several streams changes on entering
-            mix = self.enter if self.streams > 1 else None
-            return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
+            jump = self.enter if self.residual.jumps else None
+            return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=jump)
         if not self.state_norm.has_tangent:
             raise self.state_norm.no_ode()
         return Segment(t0, t1, lambda t, x: self.velocity(x), enter=self.state_norm.retract)

@@ -8,6 +8,7 @@ from torch import nn
 
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Kind
+from ctrans.dynamics.residual import KeptShare
 from ctrans.interop.attention_in_model import AttentionWithValues, mixing_without_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, unit_of
 from ctrans.interop.model_adapter import ModelAdapter
@@ -118,6 +119,15 @@ def architecture_of(
         " that map"
         for name in dict.fromkeys(scaled)
     ]
+    shares = dict.fromkeys(
+        f"{sublayer.residual.share:.4g}"
+        for sublayer in sublayers
+        if isinstance(sublayer.residual, KeptShare)
+    )
+    if shares:
+        kept = [isinstance(sublayer.residual, KeptShare) for sublayer in sublayers]
+        which = "its sums" if all(kept) else "some of its sums"
+        notes.append(f"{which} are a x + f(x), of which a is {', '.join(shares)}")
     unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
     norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(

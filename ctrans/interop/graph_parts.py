@@ -17,14 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.dynamics.fields import Kind, ParallelMaps
+from ctrans.dynamics.fields import Kind
+from ctrans.dynamics.residual import KeptShare
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.block_run import mixes_tokens, reach_from_the_first
 from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
-from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
-from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, SUMS, Graph, Operation
+from ctrans.interop.norms import AdaptedNorm, as_norm
+from ctrans.interop.operation_names import NORM, PRODUCTS, RESHAPES, SUMS
+from ctrans.interop.operations import Graph, Operation
+from ctrans.interop.parallel_terms import MapOfTerm, in_parallel
 from ctrans.interop.replay import NotReplayedError, Replayed
 from ctrans.interop.residual_scale import ScaledOutput, keeping
 from ctrans.interop.residual_stream import StreamPart
@@ -191,7 +194,8 @@ class PartsReader:
         if step.sum.share == 1:
             return sublayer, length
         if state_norm is None:
-            raise NotReplayedError(f"its sum multiplies the state by {step.sum.share:g}")
+            sublayer.residual = KeptShare(state.shape[-1], step.sum.share)
+            return sublayer, length
         return keeping(sublayer, state_norm, step.sum.share), length
 
     def _inside_part(self, step: StreamPart) -> set[int]:
@@ -239,13 +243,15 @@ class PartsReader:
         terms = list(sum_.terms)
         if len(terms) == 1:
             terms = summands(self.graph, terms[0])
-        if len(terms) == 2 and state_norm is None and sum_.offset is None:
+        is_one = len(sum_.terms) == 1
+        if len(terms) > 1 and state_norm is None and sum_.offset is None:
             try:
-                return self._in_parallel([self._term(sum_.x, each) for each in terms], state)
+                maps = [self._map_of(self._term(sum_.x, each), state) for each in terms]
+                return in_parallel(maps, may_be_one=is_one)
             except NotReplayedError:
-                if len(sum_.terms) == 2:
+                if not is_one:
                     raise
-        if len(sum_.terms) > 1:
+        if not is_one:
             raise NotReplayedError(f"its sum has {len(sum_.terms) + 1} terms")
         term = self._term(sum_.x, sum_.terms[0])
         if sum_.offset is not None:
@@ -329,6 +335,12 @@ class PartsReader:
             state_norm=state_norm,
         )
         return sublayer, length
+
+    def _map_of(self, term: Term, state: Tensor) -> MapOfTerm:
+        """The map of a term that acts in parallel with others."""
+        if term.output_norm is not None:
+            raise NotReplayedError("a map in parallel has a norm of its output")
+        return MapOfTerm(term, *self._map(term, state))
 
     def _map(self, term: Term, state: Tensor) -> tuple[Kind, ModuleChain, float]:
         """The map of a term: its kind, the map, and its length in depth-time."""
@@ -423,31 +435,6 @@ class PartsReader:
         while self.graph.operations[n].name in (*MOVES, "to", "type_as"):
             n = self.graph.operations[n].reads[0]
         return self.graph.operations[n].name == "softmax"
-
-    def _in_parallel(self, terms: Sequence[Term], state: Tensor) -> tuple[Sublayer, float]:
-        """The sublayer with attention and FFN in parallel."""
-        if any(term.output_norm is not None for term in terms):
-            raise NotReplayedError("a map in parallel has a norm of its output")
-        maps = {
-            kind: (term, chain, length)
-            for term in terms
-            for kind, chain, length in [self._map(term, state)]
-        }
-        if set(maps) != {"attention", "ffn"}:
-            raise NotReplayedError("its two maps in parallel are no attention and FFN")
-        attention, attention_chain, length = maps["attention"]
-        ffn, ffn_chain, other_length = maps["ffn"]
-        if length != other_length:
-            raise NotReplayedError("its two maps in parallel have different scales")
-        if attention.start == ffn.start:
-            field = ParallelMaps(attention_chain, ffn_chain)
-            return Sublayer(field, "parallel", input_norm=attention.input_norm), length
-        norms = [norm for norm in (attention.input_norm, ffn.input_norm) if norm is not None]
-        if len(norms) < 2 or len({(norm.centred, norm.eps, norm.added) for norm in norms}) > 1:
-            raise NotReplayedError("its two maps in parallel have norms that differ")
-        gains = (GainsOf(norms[0]), GainsOf(norms[1]))
-        field = ParallelMaps(attention_chain, ffn_chain, gains)
-        return Sublayer(field, "parallel", input_norm=WithoutGain(norms[0])), length
 
 
 def check_step(sublayer: Sublayer, length: float, samples: Samples) -> None:

@@ -245,6 +245,11 @@ def _is_vector(weight: Tensor, width: int) -> bool:
     )
 
 
+def _counts(weight: Tensor, channels: int, width: int) -> bool:
+    """Whether that axis of a weight counts as many channels; its first axis if it has fewer."""
+    return weight.shape[max(channels, -weight.dim())] == width
+
+
 def _width(module: nn.Module) -> int | None:
     """The width that the module's weights or `normalized_shape` imply; None if they imply none."""
     sizes = [weight.numel() for weight in module.parameters(recurse=False) if weight.dim() >= 1]
@@ -282,12 +287,16 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
             return None
     except FOREIGN_ERRORS:
         return None
-    if any(weight.numel() != 1 and weight.shape[-1] != width for weight in weights.values()):
+    channels = getattr(module, "channels", -1)
+    others = [weight for weight in weights.values() if weight.numel() != 1]
+    if not all(_counts(weight, channels, width) for weight in others):
         return None  # a column beside a row, as of a low-rank adapter, is no gain of the channels
     odd = (plus.double() - minus) / 2
     even = (plus.double() + minus) / 2
     weights |= _rows_of(weights)
-    vectors = {name: weight for name, weight in weights.items() if _is_vector(weight, width)}
+    vectors = {
+        name: weight.flatten() for name, weight in weights.items() if _is_vector(weight, width)
+    }
     offsets = [name for name, weight in vectors.items() if _close(even, weight.expand_as(even))]
     if offsets:
         offset = offsets[0]
@@ -352,7 +361,7 @@ def _rows_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of weights that hold those of several norms, by names such as n1[2] and g[0, 1]."""
     rows = {}
     for name, weight in weights.items():
-        if weight.dim() > 1 and weight.numel() > weight.shape[-1]:
+        if weight.dim() > 1 and weight.numel() > max(weight.shape):
             for place in product(*map(range, weight.shape[:-1])):
                 rows[f"{name}[{', '.join(map(str, place))}]"] = weight[place]
     return rows

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from types import CodeType
@@ -21,8 +21,11 @@ from torch._C._functorch import get_dynamic_layer_stack_depth
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from ctrans.interop.attention_function import FUNCTION, taken_apart
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
+from ctrans.interop.operation_names import DECISIONS, NORM, PRODUCTS, VALUES_READ
+from ctrans.interop.tolerances import same_where_finite
 from ctrans.interop.writes import (
     changes_its_input,
     copied_by,
@@ -42,30 +45,6 @@ Met = Callable[[CallSite, Function, Any, Any], Any]
 """From the call site, function, arguments and output of an operation to what it returns instead."""
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 """Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
-SUMS = ("add", "add_", "sub", "sub_")
-VALUES_READ = {
-    "to": 1,
-    **dict.fromkeys(("type_as", "view_as", "reshape_as", "expand_as"), 1),
-    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"), 0),
-}
-"""Of how many tensors, from the first, an operation reads the values; of others it reads the dtype
-or the shape alone. Other operations read the values of all.
-"""
-RESHAPES = (
-    "alias",  # x[:]
-    "view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    "squeeze",
-    "unsqueeze",
-    "contiguous",
-)
-"""Operations that keep all numbers in their order."""
-PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
-"""Parts of the names of operations that multiply by matrices."""
-NORM = "norm of tokens"
-"""The name of a call of a norm module."""
 
 
 def name_of(function: Function) -> str:
@@ -94,11 +73,14 @@ def _place_of(code: CodeType, instruction: int) -> int | tuple[int | None, ...]:
 
 
 class Operations(TorchFunctionMode):
-    """Inside, `met` gets each operation. A call of one of the `whole` modules is one."""
+    """Inside, `met` gets each operation. A call of one of the `whole` modules is one. With `apart`,
+    torch's function of attention is the operations that it consists of.
+    """
 
-    def __init__(self, met: Met, whole: Mapping[nn.Module, str]):
+    def __init__(self, met: Met, whole: Mapping[nn.Module, str], *, apart: bool = False):
         super().__init__()
         self.met = met
+        self.apart = apart
         self.whole = whole
         self.seen = Counter[CallSite]()
         self._calling: list[nn.Module] = []
@@ -135,8 +117,31 @@ class Operations(TorchFunctionMode):
         while frame.f_globals.get("__name__") in BETWEEN:
             frame = frame.f_back
         site = self._site(frame.f_code, _place_of(frame.f_code, frame.f_lasti))
+        arguments = (args, kwargs or {})
         output = func(*args, **(kwargs or {}))
-        return self.met(site, func, (args, kwargs or {}), output)
+        if self.apart and func is FUNCTION:
+            with self._again():
+                parts = taken_apart(arguments)
+            if parts is not None and same_where_finite(parts[0].transpose(0, 1), output[0]):
+                return self._put_together(site, *parts)
+        return self.met(site, func, arguments, output)
+
+    def _put_together(self, site: CallSite, y: Tensor, rows: Tensor | None) -> Any:
+        """What torch's function of attention returns: tokens before sequences."""
+        call: Any = ((y, 0, 1), {})
+        turned = self.met((*site, 0), torch.transpose, call, y.transpose(0, 1))
+        if rows is not None:
+            rows = self.met((*site, 1), torch.clone, ((rows,), {}), rows.clone())
+        return turned, rows
+
+    @contextmanager
+    def _again(self) -> Iterator[None]:
+        """Inside, `met` gets operations also while it is called for one."""
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _site(self, *line: Any) -> CallSite:
         self.seen[line] += 1
@@ -175,29 +180,6 @@ class Operation(NamedTuple):
         if isinstance(self.output, Tensor) and self.output.is_floating_point():
             return self.output.shape
         return None
-
-
-DECISIONS = (
-    "item",
-    "tolist",
-    "numpy",
-    "__bool__",
-    "__int__",
-    "__index__",
-    "__float__",
-    "__contains__",
-    "equal",
-    "allclose",
-    "is_nonzero",
-    "nonzero",
-    "argwhere",
-    "masked_select",
-    "unique",
-    "unique_consecutive",
-)
-"""Functions by whose values a model's code may decide what it does next, or how large tensors
-are.
-"""
 
 
 def _selects_by_value(name: str, inputs: list[Tensor]) -> bool:

@@ -23,13 +23,8 @@ from ctrans.interop.block_calls import Call, intercepted, tensors_in
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import is_linear
-from ctrans.interop.operations import (
-    PRODUCTS,
-    Graph,
-    Made,
-    Operation,
-    Operations,
-)
+from ctrans.interop.operation_names import PRODUCTS
+from ctrans.interop.operations import Graph, Made, Operation, Operations
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.residual_sums import SCALINGS
 from ctrans.interop.stream_adapter import StreamAdapter

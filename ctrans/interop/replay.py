@@ -239,9 +239,13 @@ class Replayed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.first is not None
-        own = x.movedim(-1, self.channels)
+        axes = self.graph.operations[self.first].output.dim()
+        rows = x
+        if self.channels != -1 and x.dim() < axes:  # a weight of each channel has as many axes
+            rows = x.reshape(*[1] * (axes - x.dim()), *x.shape)
+        own = rows.movedim(-1, self.channels)
         y = self._run(self.graph, self.order, {self.first: own}, self.last)
-        return y.movedim(self.channels, -1)
+        return y.movedim(self.channels, -1).reshape(*x.shape[:-1], -1)
 
     def _run(self, graph: Graph, order: Sequence[int], values: Computed, last: int) -> Tensor:
         """The tensor `last` of the operations of a graph, given some of their values."""
@@ -315,11 +319,18 @@ class Replayed(nn.Module):
             y = linear(x)
         elif x.dim() == 2:
             y = linear(x.reshape(*self.rows, -1)).flatten(0, 1)
-        elif self.tokens_first:
+        elif self._has_tokens_first(x):
             y = linear(x.transpose(0, 1)).transpose(0, 1).contiguous()
         else:
             y = linear(x)
         return y
+
+    def _has_tokens_first(self, x: Tensor) -> bool:
+        """Whether states (tokens, batch, width) are what a linear map gets."""
+        sequences, tokens = x.shape[:2]
+        if self.rows is None or sequences == tokens:
+            return self.tokens_first
+        return self.rows == (tokens, sequences)
 
     def _attention(
         self, graph: Graph, operation: Operation, module: UnfoldedAttention, x: Tensor

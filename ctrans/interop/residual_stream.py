@@ -10,23 +10,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.operations import RESHAPES, SUMS, Graph
+from ctrans.interop.operation_names import RESHAPES, SUMS
+from ctrans.interop.operations import Graph
 from ctrans.interop.residual_sums import (
     PASSED_ON,
     SCALINGS,
     Sum,
     reshaped,
+    share_of,
     sum_at,
     sums_among,
+    unscaled,
 )
 
-LERP = "lerp"
 AXES = 3
 """Of a state: sequences, tokens and channels."""
 FEWEST = 2
@@ -74,6 +76,7 @@ def steps_of_the_stream(
             return []
         if sums[-1].y not in graph.before(sink):
             sink = sums[-1].y
+    sums = _scaled_behind(graph, sums, sink)
     for each, then in zip(sums, [*sums[1:], None], strict=True):
         first = _in_its_shape(graph, each.x, sums)
         if steps:
@@ -100,6 +103,32 @@ def steps_of_the_stream(
         *_gated_after(graph, steps[-1].last, sink),
     ]
     return _through_bottlenecks(graph, steps, sink)
+
+
+def _scaled_behind(graph: Graph, sums: Sequence[Sum], sink: int) -> list[Sum]:
+    """These sums, each with the number by which the model multiplies it before the next one: c (x +
+    f(x)) is c x + c f(x).
+    """
+    scaled = [_scaled_at(graph, each, then.x) for each, then in pairwise(sums)]
+    found = [each or before for each, before in zip(scaled, sums, strict=False)]
+    last = sums[-1]
+    have = [each is not None for each in scaled]
+    if any(have) and _next_of(have):
+        through, _ = graph.bottlenecks(last.y, sink)
+        behind = filter(None, (_scaled_at(graph, last, n) for n in through[1:4]))
+        last = next(behind, last)
+    return [*found, last]
+
+
+def _scaled_at(graph: Graph, each: Sum, n: int) -> Sum | None:
+    """The sum that operation n is: a number times that sum; None if it is another."""
+    product = unscaled(graph, n)
+    share = share_of(product)
+    is_of_the_sum = reshaped(graph, product.number)[-1] == reshaped(graph, each.y)[-1]
+    if share in (None, 1.0) or not is_of_the_sum or each.offset is not None:
+        return None
+    terms = tuple(term.times(share) for term in each.terms)
+    return replace(each, y=n, share=share * each.share, terms=terms)
 
 
 def _gated(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list[StreamPart]:
@@ -129,7 +158,7 @@ def _gated_state(graph: Graph, y: int) -> int | None:
     state without an axis of tokens may be that of a recurrence over them.
     """
     shape = graph.operations[y].shape
-    if graph.operations[y].name not in (*SUMS, LERP) or shape is None or len(shape) < AXES:
+    if graph.operations[y].name not in SUMS or shape is None or len(shape) < AXES:
         return None
     return _summed_by_gates(graph, y)
 
@@ -172,7 +201,7 @@ def _is_gated_sum(graph: Graph, x: int, y: int) -> bool:
     """Whether y = a(x) x + f(x), where a is a gate of each entry and f sees x through products of
     matrices, as in (1 - q) x + q f(x) and lerp(x, f(x), q).
     """
-    if graph.operations[y].name not in (*SUMS, LERP):
+    if graph.operations[y].name not in SUMS:
         return False
     before, after = graph.operations[x].shape, graph.operations[y].shape
     if (
@@ -189,7 +218,7 @@ def _is_entrywise(graph: Graph, x: int, y: int) -> bool:
     reached = {y}
     for n in range(y, x, -1):
         operation = graph.operations[n]
-        if n in reached and operation.name in (*SUMS, *SCALINGS, *PASSED_ON, LERP):
+        if n in reached and operation.name in (*SUMS, *SCALINGS, *PASSED_ON):
             reached |= set(operation.reads)
     return x in reached
 
@@ -315,6 +344,8 @@ def _other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[st
     for step in steps:
         if step.sum is not None and step.sum.offset is not None:
             of_parts.update(graph.operations[step.sum.y].reads)  # the sum without its offset
+        if step.sum is not None:
+            of_parts.add(reshaped(graph, unscaled(graph, step.sum.y).number)[-1])
     others = {
         n
         for n in sums_among(graph, graph.before(sink)) - of_parts

@@ -4,6 +4,7 @@ see x through products of matrices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Operation
+from ctrans.interop.operation_names import LERP, PRODUCTS, RESHAPES, SUMS
+from ctrans.interop.operations import Graph, Made, Operation
 from ctrans.interop.products import product_at
 
 COPIES = ("clone", "dropout")
@@ -39,7 +41,8 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Sum:
-    """Operation `y` = a x + the terms; a is `share`, and `x` is the operation that makes x.
+    """Operation `y` = a x + the terms; a is `share`, a number that a weight may be now, and `x` is
+    the operation that makes x.
 
     `offset` is a term that parameters alone make, None if there is none.
     """
@@ -116,7 +119,11 @@ def _factor(graph: Graph, operation: Operation, state: int) -> float | Tensor | 
 def _operands(graph: Graph, term: Scaled) -> list[Scaled] | None:
     """The operands of a sum, scaled as it is; None if it is no sum."""
     operation = graph.operations[term.number]
-    if term.scales or operation.name not in SUMS or len(operation.args) != 2:
+    if term.scales or operation.name not in SUMS:
+        return None
+    if operation.name == LERP:
+        return _operands_of_lerp(graph, term, operation)
+    if len(operation.args) != 2:
         return None
     alpha = float((operation.kwargs or {}).get("alpha", 1))
     if operation.name.startswith("sub"):
@@ -129,6 +136,22 @@ def _operands(graph: Graph, term: Scaled) -> list[Scaled] | None:
         elif each != 0:
             return None
     return operands
+
+
+def _operands_of_lerp(graph: Graph, term: Scaled, operation: Operation) -> list[Scaled] | None:
+    """The operands (1 - w) x and w y of lerp(x, y, w), where w is one number."""
+    if len(operation.args) != 3:
+        return None
+    x, y, weight = operation.args
+    if isinstance(weight, Made):
+        value = graph.operations[weight.number].output
+        if value.numel() > 1 or not graph.is_of_weights(weight.number):
+            return None
+        weight = float(value)
+    return [
+        unscaled(graph, each.number).times(share * term.factor)
+        for each, share in ((x, 1 - weight), (y, weight))
+    ]
 
 
 def sum_at(graph: Graph, n: int) -> Sum | None:
@@ -146,13 +169,14 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
             offsets = [term.outer for term in others if _is_offset(graph, term.outer, n)]
             others = [term for term in others if term.outer not in offsets]
             first = graph.operations[x.number].shape
-            if x.scales or first is None or x.factor <= 0 or not others or len(offsets) > 1:
+            share = share_of(x)
+            if share is None or first is None or not others or len(offsets) > 1:
                 return None
             if first.numel() != shape.numel() or first[-1] != shape[-1]:
                 return None
             if offsets and not _belongs_to(graph, offsets[0], others) and _adds_to_a_sum(graph, n):
                 return None  # the offset is added to a state
-            return Sum(x.number, n, x.factor, tuple(others), *offsets)
+            return Sum(x.number, n, share, tuple(others), *offsets)
         opened = max(
             (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
             key=lambda i: terms[i].number,
@@ -166,16 +190,24 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
         terms[opened : opened + 1] = _operands(graph, terms[opened]) or []
 
 
+def share_of(x: Scaled) -> float | None:
+    """a > 0 in the term a x; None for other numbers, and for one of each channel."""
+    if any(scale.numel() > 1 for scale in x.scales):
+        return None
+    share = x.factor * math.prod(float(scale) for scale in x.scales)
+    return share if share > 0 else None
+
+
 def summands(graph: Graph, term: Scaled) -> list[Scaled]:
-    """The two operands of a term that is a sum of two products of matrices, as attention and FFN in
-    parallel; otherwise the term alone.
+    """The operands of a term that is a sum of products of matrices, as attention and FFN in
+    parallel, and of those that are such sums; otherwise the term alone.
     """
     operands = _operands(graph, term)
     if operands is None or len(operands) != 2:
         return [term]
     if any(graph.is_of_weights(each.number) for each in operands):
         return [term]
-    return operands
+    return [inner for each in operands for inner in summands(graph, each)]
 
 
 def _is_offset(graph: Graph, term: int, n: int) -> bool:

@@ -137,11 +137,12 @@ class StreamAdapter(ModuleAdapter):
             if self.tokens_first:
                 self.example = example.transpose(0, 1)
             # an axis of as many sequences comes before one of several rows for each
-            for batch in sorted((0, 1), key=lambda axis: shape[axis] != len(self.example)):
+            axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != len(self.example))
+            for batch in axes:
                 copies, remainder = divmod(shape[batch], len(self.example))
-                self.axes = StateAxes(len(shape), batch, width, copies)
                 if batch == width or remainder:
                     continue
+                self.axes = StateAxes(len(shape), batch, width, copies)
                 with contextlib.suppress(ConfigError):  # it may not run with its axes turned
                     if self._is_alone():
                         return
@@ -334,7 +335,7 @@ class StreamAdapter(ModuleAdapter):
             self.run(tokens)  # it may keep masks or tables that it makes the first time
             graph = Graph(self.model)
             with states_around(blocks, graph) as around:
-                output = self._run(tokens, Operations(graph.met, self.whole))
+                output = self._run(tokens, Operations(graph.met, self.whole, apart=True))
         return graph, output, around
 
     def recorded(self) -> tuple[Graph, Any]:

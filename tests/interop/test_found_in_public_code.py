@@ -12,6 +12,7 @@ from ctrans.dynamics.fields import ExposesHeads, ExposesRows
 from ctrans.interop import open_model
 from solvers import ConfigError
 from tests.interop.test_found_by_strangers import (
+    BLOCKS,
     HEADS,
     VOCABULARY,
     WIDTH,
@@ -23,6 +24,7 @@ from tests.interop.test_found_by_strangers import (
     ids,
     made,
 )
+from tests.interop.test_scaled_sums import CausalAttention
 
 
 class WithoutMaps(OwnAttention):
@@ -39,17 +41,37 @@ def test_an_attention_without_maps_is_said_to_have_none():
     assert "its 0 linear maps before the last are not queries" in opened.described
 
 
-class OfTorchsFunction(OwnAttention):
-    """torch's function in place of its module."""
+class OfTorchsFunction(nn.Module):
+    """Pre-LN around torch's function of attention, in place of its module."""
 
-    def averages(self, x):
-        given = [x.transpose(0, 1)] * 3
-        y, _ = F.multi_head_attention_forward(
-            *given,
+    def __init__(self, *, apart, **options):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.in_proj_weight = nn.Parameter(torch.randn(3 * WIDTH, WIDTH) / 4)
+        self.in_proj_bias = nn.Parameter(torch.randn(3 * WIDTH))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.ffn = feed_forward()
+        self.apart = apart
+        self.options = options
+
+    def attention(self, x):
+        hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        separate = {}
+        if self.apart:  # as fairseq and ESM call it
+            weight = torch.empty([0])
+            bias = torch.cat([each.bias for each in self.maps])
+            names = [f"{role}_proj_weight" for role in "qkv"]
+            separate = dict(zip(names, [each.weight for each in self.maps], strict=True))
+        y, self.rows = F.multi_head_attention_forward(
+            x,
+            x,
+            x,
             embed_dim_to_check=WIDTH,
             num_heads=HEADS,
-            in_proj_weight=self.maps.weight,
-            in_proj_bias=self.maps.bias,
+            in_proj_weight=weight,
+            in_proj_bias=bias,
             bias_k=None,
             bias_v=None,
             add_zero_attn=False,
@@ -57,15 +79,98 @@ class OfTorchsFunction(OwnAttention):
             out_proj_weight=self.out.weight,
             out_proj_bias=self.out.bias,
             training=False,
+            attn_mask=hidden,
+            use_separate_proj_weight=self.apart,
+            **separate,
+            **self.options,
         )
-        return y.transpose(0, 1)
+        return y
+
+    def forward(self, x, states):
+        given = self.norms[0](x)
+        x = x + self.attention(given.transpose(0, 1)).transpose(0, 1)
+        states.append(x)
+        x = x + self.ffn(self.norms[1](x))
+        states.append(x)
+        return x
 
 
-def test_torchs_function_of_attention_is_named():
-    module = made(OfTorchsFunction)
+class TokensFirst(Blocks):
+    def forward(self, ids):
+        x = self.embedding(ids).transpose(0, 1)
+        self.states = [x]
+        for block in self.blocks:
+            x = x + block.attention(block.norms[0](x))
+            self.states.append(x)
+            x = x + block.ffn(block.norms[1](x))
+            self.states.append(x)
+        self.states = [state.transpose(0, 1) for state in self.states]
+        return self.head(self.norm(x)).transpose(0, 1)
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize(
+    "options", [{"average_attn_weights": False}, {"need_weights": False}, {"is_causal": True}]
+)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("model", [Blocks, TokensFirst])
+def test_torchs_function_of_attention_is_read_whole(options, apart, model):
+    torch.manual_seed(0)
+    module = model(lambda: OfTorchsFunction(apart=apart, **options)).double().eval()
     opened = open_model(module, example=ids(), loss="next")
     assert_states_are_its_own(opened, module, ids(1))
-    assert "F.multi_head_attention_forward, whose rows are not read" in opened.described
+    assert not opened.model.config.unread
+    attention = opened.depth.sublayers[0]
+    assert isinstance(attention.field, ExposesHeads)
+    rows = attention.field.probabilities(attention.given(opened.embed(ids())))
+    module.blocks[0].options = {"average_attn_weights": False}
+    module(ids())
+    torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+class InParallel(nn.Module):
+    """Several attentions and then several FFNs, with a norm each, whose outputs are added."""
+
+    def __init__(self, count, scale):
+        super().__init__()
+        causal = [CausalAttention() for _ in range(count)]
+        ffns = [feed_forward() for _ in range(count)]
+        self.parts = nn.ModuleList(
+            nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), field) for field in fields)
+            for fields in (causal, ffns)
+        )
+        self.scale = scale
+
+    def forward(self, x, states):
+        for part in self.parts:
+            y, *others = [branch(x) for branch in part]
+            for other in others:
+                y = y + self.scale * other
+            x = y + x
+            states.append(x)
+        return x
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_maps_of_one_kind_in_parallel_have_a_norm_each(count, scale):
+    module = made(lambda: InParallel(count, scale))
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    parts = opened.depth.sublayers
+    assert [part.kind for part in parts] == ["attention", "ffn"] * BLOCKS
+    assert {part.placement.name for part in parts} == {"pre"}
+    assert opened.causal
+    assert opened.model.config.attention == " + ".join(["CausalAttention"] * count)
+    assert f"gamma = of the maps, eps = {nn.LayerNorm(1).eps:g}" in opened.described
+    found = ctrans.costate(opened, ids(), ids().roll(-1, 1))
+    module(ids())
+    states = module.states
+    logits = module.head(module.norm(states[-1]))
+    loss = F.cross_entropy(logits.flatten(0, 1), ids().roll(-1, 1).flatten())
+    own = torch.autograd.grad(loss, states)
+    torch.testing.assert_close(list(found.costates), list(own))
 
 
 class RowsMixed(OwnAttention):

@@ -45,11 +45,19 @@ class MasksPadding(nn.Module):
 class HalvedBetween(LanguageModel):
     """It changes the state between its blocks, in its place."""
 
+    shift = 0.0
+
     def forward(self, idx):
         x = self.tok(idx) + self.pos(torch.arange(idx.shape[1]))
         for block in self.stack:
             x = block(x).mul_(0.5)
+            if self.shift:
+                x = x.add_(self.shift * self.pos.weight[0])
         return self.out(self.ln(x))
+
+
+class MovedBetween(HalvedBetween):
+    shift = 3.0
 
 
 class Limited(PreBlock):
@@ -90,10 +98,26 @@ def test_a_mask_that_is_made_of_the_tokens_is_known_for_inputs_like_the_example(
 
 
 @pytest.mark.cases(1)
+def test_a_factor_between_blocks_is_in_the_sum_before_it():
+    torch.manual_seed(0)
+    module = HalvedBetween().eval()
+    opened = ctrans.open_model(module, head=lambda x: module.out(module.ln(x)))
+    assert "some of its sums are a x + f(x), of which a is 0.5" in opened.described
+    tokens = ids(tokens=5)
+    with torch.no_grad():
+        x = module.tok(tokens) + module.pos(torch.arange(5))
+        own = [x]
+        for block in module.stack:
+            own.append(0.5 * block(own[-1]))
+        states = opened.trajectory(tokens).states
+        torch.testing.assert_close(list(states[:: opened.depth.per_block]), own)
+        torch.testing.assert_close(opened.head(states[-1]), module(tokens))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (HalvedBetween, "it multiplies the state by numbers"),
+        (MovedBetween, "it multiplies the state by numbers"),
         (of_limited_blocks, "it is no single sum"),
     ],
 )

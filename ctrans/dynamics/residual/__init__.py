@@ -8,7 +8,7 @@ It follows from W alone that H(P) of the velocities W v is that of v at the pull
 new residual is one entry, which models, commands and tests then use.
 """
 
-from ctrans.dynamics.residual.streams import MixesStreams, Streams, sinkhorn
+from ctrans.dynamics.residual.streams import KeptShare, MixesStreams, Streams, sinkhorn
 from ctrans.dynamics.residual.table import (
     ALIASES,
     RESIDUALS,
@@ -22,6 +22,7 @@ from ctrans.dynamics.residual.velocities import Residual
 __all__ = [
     "ALIASES",
     "RESIDUALS",
+    "KeptShare",
     "MixesStreams",
     "Residual",
     "ResidualEntry",

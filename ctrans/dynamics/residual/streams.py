@@ -31,6 +31,8 @@ class Streams(Residual, ABC):
     with a' M for a'.
     """
 
+    jumps = True
+
     def __init__(self, width: int, streams: int):
         super().__init__()
         self.width = width
@@ -114,6 +116,44 @@ class HyperConnections(Streams):
     @property
     def writes(self) -> PerStream:
         return self.write_weights
+
+
+class KeptShare(Streams):
+    """One stream of which each segment keeps a share: X <- a X on entering, a > 0, then dX/dt =
+    N_out f(N_in X/a). The discrete step is a X + dt N_out f(N_in X), as sums with weights compute.
+    """
+
+    def __init__(self, width: int, share: float):
+        super().__init__(width, 1)
+        self.share = share
+
+    @property
+    def mixing(self) -> Mixing:
+        return torch.full((1, 1), self.share, dtype=torch.float64)
+
+    @property
+    def reads(self) -> PerStream:
+        return torch.full((1,), 1 / self.share, dtype=torch.float64)
+
+    @property
+    def writes(self) -> PerStream:
+        return torch.ones(1, dtype=torch.float64)
+
+    @property
+    def words(self) -> None:  # type: ignore[override]  # W = I
+        return None
+
+    def enter(self, x: StreamRows) -> StreamRows:
+        return self.share * x
+
+    def read(self, x: StreamRows) -> TokenRows:
+        return x / self.share
+
+    def forward(self, v: TokenRows, x: StreamRows) -> StreamRows:
+        return v
+
+    def pull(self, p: StreamRows) -> TokenRows:
+        return p
 
 
 class ManifoldConnections(Streams):

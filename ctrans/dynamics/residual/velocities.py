@@ -18,6 +18,8 @@ class Residual(nn.Module):
     """Whether W is bounded for all values of its trained parameters."""
     streams: int = 1
     """The number of streams of the map's width in the state."""
+    jumps: bool = False
+    """Whether entering a segment changes the state: E is not the identity."""
     image: Norm | None
     """The residual's own norm N: then r = W (N v - X), affine and bounded."""
 

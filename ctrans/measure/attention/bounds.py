@@ -204,9 +204,10 @@ def step_bound(sublayer: Sublayer, h: float, x: TokenRows) -> BothBounds:
     The printed bound uses Lip(N), of a sphere norm max|gamma|/sqrt(eps) (Emadi, lemma A.1; inf for
     eps = 0). Raises ConfigError for residuals that are not linear in the map's output.
     """
-    if sublayer.image is not None or sublayer.streams > 1:
+    if sublayer.image is not None or sublayer.residual.jumps:
         raise ConfigError(
-            "theorems 5.2 and 5.3 need a residual of one stream that is linear in the map's output"
+            "theorems 5.2 and 5.3 need a residual X + W f of one stream, whose W f is linear in the"
+            " map's output"
         )
     u = sublayer.given(x)
     norms = (

@@ -189,9 +189,9 @@ def token_spread(
     """`BoundsByDepth.spreads` of one sublayer, from its map's bound and `difference_bound` if these
     are known.
 
-    None for a state of several streams, because mixing them also moves tokens apart.
+    None for a state that is mixed or multiplied on entering, because this also moves tokens apart.
     """
-    if sublayer.streams > 1:
+    if sublayer.residual.jumps:
         return None
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * sublayer.state_norm.half_diameter

@@ -50,7 +50,7 @@ LAWS = (
         lambda s: (
             s.state_norm is None
             and s.gain == 1
-            and s.streams == 1
+            and not s.residual.jumps
             and s.output_norm is not None
             and s.output_norm.centred
         ),

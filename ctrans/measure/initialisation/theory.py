@@ -67,9 +67,10 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
             f"the last map is a {type(field).__name__}: Kim's proposition needs an FFN that ends in"
             " a linear map"
         )
-    if sublayer.image is not None or sublayer.streams > 1:
+    if sublayer.image is not None or sublayer.residual.jumps:
         raise ConfigError(
-            "Kim's proposition needs a residual of one stream that is linear in the map's output"
+            "Kim's proposition needs a residual X + W f of one stream, whose W f is linear in the"
+            " map's output"
         )
     with torch.no_grad():
         u = sublayer.given(x)

@@ -250,7 +250,7 @@ class PassHooks:
             y = x
             if summed is not None:  # N(a x + f) = N_a(x + f/a), of which a is the norm's
                 y = summed / getattr(site.sublayer.state_norm, "stretch", 1.0)
-            self._moved(site, (y - self._last) / site.length)
+            self._moved(site, (y - site.sublayer.enter(self._last)) / site.length)
             if k == len(self.sites.by_depth) and self._lacks("rms", k):
                 self._arrived(x)
         if k < len(self.sites.by_depth):
