@@ -77,12 +77,15 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     return fitting[0]
 
 
-def form_of_blocks(run: Callable[[], object], blocks: Sequence[nn.Module]) -> StateForm | str:
-    """How these blocks return their state; or why they do not act in sequence. The model must be in
-    eval mode.
+def form_of_blocks(
+    run: Callable[[], object], blocks: Sequence[nn.Module]
+) -> tuple[StateForm, Tensor] | str:
+    """How these blocks return their state, and the state that the first one gets; or why they do
+    not act in sequence. The model must be in eval mode.
     """
     calls = observed(blocks, run)
     state: Tensor | None = None
+    first: Tensor | None = None
     form: StateForm | None = None
     for i, block in enumerate(blocks):
         seen = calls[block]
@@ -105,11 +108,15 @@ def form_of_blocks(run: Callable[[], object], blocks: Sequence[nn.Module]) -> St
             form = form_here
         else:
             form = dataclasses.replace(form_here, length=None)
+        if first is None:
+            first = x
         if isinstance(output, Tensor):
             state = output
         else:
             state = output[form.part]
-    return form or "it is empty"
+    if form is None or first is None:
+        return "it is empty"
+    return form, first
 
 
 def module_lists(model: nn.Module) -> dict[str, Blocks]:

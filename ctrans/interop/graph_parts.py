@@ -374,7 +374,8 @@ class PartsReader:
         """The class of the smallest module of the model that has the map's own weights and no
         matrix of another map.
         """
-        weights = self.graph.weights(term.start, term.end)
+        inside = sorted(self._inside(term) - {term.start})
+        weights = self.graph.read_by(inside, term.start)
         uses = Counter(id(weight) for part in self.adapter.weights for weight in part)
         own = [weight for weight in weights if uses[id(weight)] < 2]
         holder = self.adapter.model.get_submodule(self.graph.path_around(own or weights))

@@ -19,6 +19,7 @@ from ctrans.interop.loss_names import Loss
 from ctrans.interop.opened import Opened, open_imported, open_probed
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.stream_adapter import StreamAdapter
+from ctrans.interop.scripted import why_scripted
 from ctrans.interop.transformers_library import reading
 from ctrans.interop.unreadable import why_unreadable
 from ctrans.model.gpt import GPT
@@ -73,7 +74,7 @@ def open_module(
     except ConfigError as error:
         reason = ""
         if inputs is not None:
-            reason = why_unreadable(module, inputs)
+            reason = why_unreadable(module, inputs) or why_scripted(module)
         if reason:
             raise ConfigError(reason) from error
         raise
@@ -85,6 +86,8 @@ def _is_of_transformers(module: nn.Module) -> bool:
 
 def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """The module, or a copy of it in that dtype. Raises ConfigError for one that cannot be read."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(why_scripted(module))
     for path, part in module.named_modules():
         problem = _unreadable(part)
         if problem:

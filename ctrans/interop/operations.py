@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import chain, islice
@@ -25,6 +25,7 @@ from ctrans.interop.attention_function import FUNCTION, taken_apart
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.operation_names import DECISIONS, NORM, PRODUCTS, VALUES_READ
+from ctrans.interop.scripted import as_written
 from ctrans.interop.tolerances import same_where_finite
 from ctrans.interop.writes import (
     changes_its_input,
@@ -92,6 +93,7 @@ class Operations(TorchFunctionMode):
             end = part.register_forward_hook(self._ends, with_kwargs=True, always_call=True)
             self._hooks.callback(begin.remove)
             self._hooks.callback(end.remove)
+        self._hooks.enter_context(as_written())
         super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
         return self
 
@@ -403,9 +405,15 @@ class Graph:
         """The parameters that the operations after `first`, up to `last`, read, or slices of
         them.
         """
+        return self.read_by(range(first + 1, last + 1), first)
+
+    def read_by(self, numbers: Iterable[int], first: int) -> list[nn.Parameter]:
+        """The parameters that these operations read, or slices of them, other than through
+        `first`.
+        """
         weights: dict[nn.Parameter, None] = {}
-        for operation in self.operations[first + 1 : last + 1]:
-            for number in operation.reads:
+        for n in numbers:
+            for number in self.operations[n].reads:
                 if number != first:
                     weights.update(dict.fromkeys(self._weights[number] or ()))
         return list(weights)

@@ -203,9 +203,7 @@ def summands(graph: Graph, term: Scaled) -> list[Scaled]:
     parallel, and of those that are such sums; otherwise the term alone.
     """
     operands = _operands(graph, term)
-    if operands is None or len(operands) != 2:
-        return [term]
-    if any(graph.is_of_weights(each.number) for each in operands):
+    if operands is None or any(graph.is_of_weights(each.number) for each in operands):
         return [term]
     return [inner for each in operands for inner in summands(graph, each)]
 

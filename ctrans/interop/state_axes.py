@@ -68,17 +68,37 @@ class StateAxes:
 
 def channels_of(model: nn.Module, graph: Graph, shape: Sequence[int]) -> int:
     """Which axis of states of that shape counts channels: the last, or the second of convolutions.
-    The one whose length most weights have; if that does not tell, by which kind the maps are.
+    The one along which most linear maps and convolutions act on tensors of such a form; if that
+    does not tell, the one whose length most weights have, and then by which kind the maps are.
     """
     ends = (len(shape) - 1, 1)
     weights = list(model.parameters())
     vectors = Counter(len(weight) for weight in weights if weight.dim() == 1)
     inputs = Counter(weight.shape[1] for weight in weights if weight.dim() > 1)
-    found = [vectors[shape[axis]] + inputs[shape[axis]] for axis in ends]
-    if found[0] != found[1]:
-        return ends[found.index(max(found))]
+    for found in (
+        _maps_along(graph, shape, ends),
+        [vectors[shape[axis]] + inputs[shape[axis]] for axis in ends],
+    ):
+        if found[0] != found[1]:
+            return ends[found.index(max(found))]
     names = Counter(operation.name for operation in graph.operations)
     of_convolutions = sum(count for name, count in names.items() if "conv" in name)
     if of_convolutions > names["linear"] + names["matmul"]:
         return 1
     return len(shape) - 1
+
+
+def _maps_along(graph: Graph, shape: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """How many linear maps act on the last axis, and how many convolutions on the second, of
+    tensors with as many axes as states of that shape, and as long an axis of channels.
+    """
+    found = [0, 0]
+    for operation in graph.operations:
+        if operation.name != "linear" and "conv" not in operation.name:
+            continue
+        given = graph.operations[operation.reads[0]].shape
+        end = int(operation.name != "linear")
+        axis = ends[end]
+        if given is not None and len(given) == len(shape) and given[axis] == shape[axis]:
+            found[end] += 1
+    return found

@@ -50,6 +50,7 @@ from ctrans.interop.residual_stream import (
     notes_of,
     steps_of_the_stream,
 )
+from ctrans.interop.scripted import why_scripted
 from ctrans.interop.state_axes import StateAxes, channels_of
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import has_pull, same, same_where_finite
@@ -103,7 +104,8 @@ class StreamAdapter(ModuleAdapter):
             if x is not main and graph.number(x) in beside_the_stream
         }
         self.because = ""
-        self.notes = notes_of(graph, sink, self.steps)
+        scripted = why_scripted(self.model)
+        self.notes = (*notes_of(graph, sink, self.steps), *filter(None, [scripted]))
 
     def _steps_of_the_users(self, output: Any) -> Sequence[StreamPart]:
         """Its parts between the state that the user's `embed` gives and the one from which `head`

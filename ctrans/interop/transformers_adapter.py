@@ -46,7 +46,22 @@ class TransformersAdapter(ModelAdapter):
     def block_calls(self) -> list[Call]:
         """The call that the model makes of each block for the example."""
         self._find_blocks()
-        calls = recorded(self.blocks(), self._run, self.form)
+        return recorded(self.blocks(), self._run, self.form)
+
+    def _calls_and_state(self) -> tuple[list[Call], Tensor]:
+        """The call that the model makes of each block, and the first state of the example. But for
+        weights on demand the calls are those for states of two sequences, as `block_context` gives.
+        """
+        first = self._find_blocks()
+        if first is None:
+            calls = recorded(self.blocks(), self._run, self.form)
+            first = calls[0].x
+        else:
+            states = first
+            if len(first) == 1:
+                states = torch.cat([first, first])
+            calls = recorded(self.blocks(), lambda: self.run_like(states), self.form)
+            self._keep(states, [call.context for call in calls])
         config = self.model.config
         self.family = config.model_type
         self.context = context_of(config)
@@ -55,21 +70,25 @@ class TransformersAdapter(ModelAdapter):
         else:
             self.vocabulary = 0
         self.row = next(iter(example_of(self.model).values()))[0]
-        return calls
+        return calls, first
 
     def _run(self) -> Any:
         return self.model(**example_of(self.model))
 
-    def _find_blocks(self) -> None:
-        """Finds the blocks by name, and how they return the state."""
+    def _find_blocks(self) -> Tensor | None:
+        """Finds the blocks by name, and how they return the state. Returns the first state of the
+        example; None for weights on demand, where the form of others is taken.
+        """
         self.blocks_path = block_list_by_name(self.model, self.anatomy)
-        if not has_weights_on_demand(self.model):
-            form = form_of_blocks(self._run, self.blocks())
-            if isinstance(form, str):
-                raise ConfigError(
-                    f"the blocks of {type(self.model).__name__} do not act in sequence: {form}"
-                )
-            self.form = form
+        if has_weights_on_demand(self.model):
+            return None
+        found = form_of_blocks(self._run, self.blocks())
+        if isinstance(found, str):
+            raise ConfigError(
+                f"the blocks of {type(self.model).__name__} do not act in sequence: {found}"
+            )
+        self.form, first = found
+        return self.form.turned(first)
 
     def run(self, tokens: Tensor) -> Any:
         return self.model(**{main_input(self.model): tokens}, **self.padding_for(tokens))
@@ -118,7 +137,7 @@ class TransformersAdapter(ModelAdapter):
         structures: list[Structure] = []
         recognised: dict[object, tuple[nn.Module, Structure]] = {}
         with without_fast_path():
-            calls = self.block_calls()
+            calls, first = self._calls_and_state()
             # running a block on demand is slow: only the first of each build
             every_block = not has_weights_on_demand(self.model)
             for i, (block, call) in enumerate(zip(self.blocks(), calls, strict=True)):
@@ -140,24 +159,29 @@ class TransformersAdapter(ModelAdapter):
                     ) from None
                 structures.append(structure)
                 recognised[key] = block, structure
-        self.tokens = calls[0].x.shape[-2]
-        self._like = torch.zeros_like(calls[0].x[0])
-        return structures, calls[0].x
+        self.tokens = first.shape[-2]
+        self._like = torch.zeros_like(first[0])
+        return structures, first
 
     def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
         """What the model gives that block besides its state x (batch, tokens, width), such as masks
         and rotary embeddings: keyword arguments of its attention.
         """
+        if self._key(x) not in self._contexts:
+            self._keep(x, self._contexts_for(x))
+        return self._contexts[self._key(x)][block]
+
+    def _key(self, x: Tensor) -> tuple[Any, ...]:
         # kernels get different masks
         kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)
-        key = (x.shape, x.dtype, x.device, kernel, self.padding)
-        if key not in self._contexts:
-            contexts = self._contexts_for(x)
-            if len(self._contexts) == REMEMBERED:
-                oldest = next(iter(self._contexts))
-                del self._contexts[oldest]
-            self._contexts[key] = contexts
-        return self._contexts[key][block]
+        return x.shape, x.dtype, x.device, kernel, self.padding
+
+    def _keep(self, x: Tensor, contexts: list[dict[str, Any]]) -> None:
+        """Keeps what the model gives its blocks for states like x."""
+        if len(self._contexts) == REMEMBERED:
+            oldest = next(iter(self._contexts))
+            del self._contexts[oldest]
+        self._contexts[self._key(x)] = contexts
 
     def forget(self) -> None:
         """Clears the cache of contexts; call it after the weights change."""

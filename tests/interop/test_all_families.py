@@ -186,3 +186,16 @@ def test_the_page_of_families_says_what_is_found():
     page = (DOCS / "howto" / "model-families.md").read_text()
     for table in family_tables([found_family(name) for name in FAMILIES]):
         assert table in page
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_model_is_opened_by_three_forward_passes_of_a_few_tokens(name):
+    model = made(name)
+    sizes = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(next(iter(kwargs.values())).shape[:2].numel()),
+        with_kwargs=True,
+    )
+    open_model(model)
+    assert len(sizes) == 3
+    assert max(sizes) <= 8
