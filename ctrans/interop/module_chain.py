@@ -105,7 +105,8 @@ class ModuleChain(nn.Module):
         if self.output_path is None or x.dim() != 3 or len(x) > 1:
             return
         try:
-            with watched({self.output_path: self.get_submodule(self.output_path)}) as seen:
+            last = {self.output_path: self.get_submodule(self.output_path)}
+            with watched(last, copies=True) as seen:
                 output = self(torch.cat([x, x.flip(-1)]), **context)
         except FOREIGN_ERRORS:
             return
@@ -117,7 +118,8 @@ class ModuleChain(nn.Module):
             self.scale_path = None
 
     def _find_output_path(self, x: Tensor, **context: Any) -> None:
-        with watched(self.linear_maps()) as seen:
+        # copies, since more may be added to the map's output in its place
+        with watched(self.linear_maps(), copies=True) as seen:
             output = self(x, **context)
         if not seen:
             return

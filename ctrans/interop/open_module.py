@@ -18,8 +18,8 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.loss_names import Loss
 from ctrans.interop.opened import Opened, open_imported, open_probed
 from ctrans.interop.ot_transformer import OTTransformer
-from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.scripted import why_scripted
+from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_library import reading
 from ctrans.interop.unreadable import why_unreadable
 from ctrans.model.gpt import GPT
