@@ -22,13 +22,10 @@ def taken_apart(arguments: tuple[Any, Any]) -> tuple[Tensor, Tensor | None] | No
     """What a call with these arguments makes, sequences first, and its rows if they are asked for;
     None for a call with other options.
     """
-    args, kwargs = arguments
-    bound = SIGNATURE.bind(*args, **kwargs)
-    bound.apply_defaults()
-    named = bound.arguments
+    named = _by_name(arguments)
     query: Tensor = named["query"]
-    is_plain = not any(named[name] is not None and named[name] is not False for name in UNUSUAL)
-    if query.dim() != 3 or not is_plain or (named["training"] and named["dropout_p"]):
+    is_random = named["training"] and named["dropout_p"]
+    if query.dim() != 3 or _unusual(named) or is_random:
         return None
     q, k, v = _maps(named)
     mask = _mask(named, q)
@@ -46,6 +43,29 @@ def taken_apart(arguments: tuple[Any, Any]) -> tuple[Tensor, Tensor | None] | No
     if rows is not None and named["average_attn_weights"]:
         rows = rows.mean(1)
     return y, rows
+
+
+def why_whole(arguments: tuple[Any, Any]) -> str:
+    """How a call that is not taken apart differs from others, in words."""
+    unusual = _unusual(_by_name(arguments))
+    if not unusual:
+        return "of another form than (tokens, sequences, width), whose rows are not read"
+    return (
+        f"with keys of its own beside those of the tokens ({', '.join(unusual)}), so that its rows"
+        " are not read"
+    )
+
+
+def _by_name(arguments: tuple[Any, Any]) -> dict[str, Any]:
+    args, kwargs = arguments
+    bound = SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _unusual(named: dict[str, Any]) -> list[str]:
+    """The arguments of a call that keep it one operation."""
+    return [name for name in UNUSUAL if named[name] is not None and named[name] is not False]
 
 
 def _maps(named: dict[str, Any]) -> list[Tensor]:

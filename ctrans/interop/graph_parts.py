@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.dynamics.fields import Kind
 from ctrans.dynamics.residual import KeptShare
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.interop.attention_function import FUNCTION, why_whole
 from ctrans.interop.block_run import mixes_tokens, reach_from_the_first
 from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-ATTENTION = ("scaled_dot_product_attention", "attention")
+ATTENTION = ("scaled_dot_product_attention", FUNCTION.__name__)
 """Operations of an attention, even of one that reads no other token of its state."""
 MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
 """Operations that change the order or the shape of axes."""
@@ -393,8 +393,9 @@ class PartsReader:
         than its kernels do, as a state space behind a convolution would.
         """
         operations = [self.graph.operations[n] for n in self._inside(term)]
-        if any(each.name == F.multi_head_attention_forward.__name__ for each in operations):
-            return "F.multi_head_attention_forward, whose rows are not read"
+        for each in operations:
+            if each.name == FUNCTION.__name__:
+                return f"torch's attention {why_whole((each.args, each.kwargs))}"
         convolutions = [each for each in operations if "conv" in each.name]
         if not convolutions:
             return WITHOUT_ROWS

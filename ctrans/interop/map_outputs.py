@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ctrans.interop.multihead import UnfoldedAttention
 from ctrans.interop.residual_scale import ScaledOutput
 
 
@@ -51,9 +50,6 @@ def map_outputs(chain: Any, model_modules: Set[nn.Module]) -> list[MapOutput]:
 
 def _module_within(stage: nn.Module, model_modules: Set[nn.Module]) -> nn.Module | None:
     """The model's own module that a stage is or holds; the first of several."""
-    if isinstance(stage, UnfoldedAttention):  # torch's attention calls its last map as a function
-        holders = (part for part in model_modules if getattr(part, "out_proj", None) is stage.out)
-        return next(holders, None)
     if stage in model_modules:
         return stage
     return next((part for part in stage.modules() if part in model_modules), None)

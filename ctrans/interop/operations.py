@@ -1,6 +1,6 @@
 """The operations of a forward pass as a graph: which reads the output of which.
 
-A call of a linear map, of a norm, of a table or of torch's attention is one operation.
+A call of a linear map, of a norm or of a table is one operation.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 
 def name_of(function: Function) -> str:
     """The name of a function of torch, or what a module computes."""
-    if isinstance(function, nn.MultiheadAttention):
-        return "attention"
     if isinstance(function, nn.Embedding):
         return "embedding"
     if isinstance(function, nn.Module):

@@ -98,7 +98,7 @@ def _outside_of_blocks(adapter: TransformersAdapter) -> dict[str, str]:
         contexts.extend(tensors_in(call.context))
         return call.x
 
-    mode = Operations(graph.met, whole_modules(adapter.model))
+    mode = Operations(graph.met, whole_modules(adapter.model), apart=True)
     with intercepted(adapter.blocks(), unchanged, adapter.form), whole_graph(), mode:
         output = adapter.run_like(adapter.like().unsqueeze(0))
     logits = adapter.tensor(output)
@@ -241,9 +241,7 @@ class Paths:
         """Whether the operation sees operation m through a matrix of its own, and past it."""
         function = operation.function
         if isinstance(function, nn.Module):
-            is_map = is_linear(function) or isinstance(
-                function, nn.MultiheadAttention | nn.Embedding
-            )
+            is_map = is_linear(function) or isinstance(function, nn.Embedding)
             return is_map, not is_map
         if function is None or not any(self._is_matrix(n) for n in operation.reads):
             return False, True

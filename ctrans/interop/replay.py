@@ -19,10 +19,8 @@ from torch.utils._pytree import tree_map
 
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
-from ctrans.interop.multihead import UnfoldedAttention, arguments, unfolds
 from ctrans.interop.operations import CallSite, Graph, Made, Operation
 from ctrans.interop.products import AS_IT_IS, TRANSPOSED, Product, product_at
-from ctrans.interop.recorded_calls import STATE, Template
 from ctrans.interop.writes import changes_its_input
 from solvers import ConfigError
 
@@ -168,7 +166,7 @@ class Replayed(nn.Module):
             if n in products:
                 self._add_module(operation, "linear", self._linear(products[n]))
             elif isinstance(operation.function, nn.Module):
-                self._add_module(operation, "part", self._callable(operation))
+                self._add_module(operation, "part", operation.function)
             else:
                 read.update(operation.reads)
         for number in sorted(read):
@@ -214,18 +212,6 @@ class Replayed(nn.Module):
         if product.bias is not None:
             of_bias = Replayed(self.graph, None, product.bias)
         return ComputedLinear(product, Replayed(self.graph, None, product.weight), of_bias, inputs)
-
-    def _callable(self, operation: Operation) -> nn.Module:
-        """The module of a call; torch's attention with its linear maps as modules, where it can
-        be.
-        """
-        module: Any = operation.function
-        if isinstance(module, nn.MultiheadAttention):
-            call = _template(self.graph, operation)
-            if unfolds(module, call) and arguments(call).get("key_padding_mask") is None:
-                return UnfoldedAttention(module, tokens_first=False)
-        callable_module: nn.Module = module
-        return callable_module
 
     @property
     def dtype(self) -> torch.dtype:
@@ -291,9 +277,6 @@ class Replayed(nn.Module):
             if product is not None:
                 x = filled(Made(product.state)).flatten(-product.axes)
                 return self._by_tokens(module, x).reshape(operation.output.shape)
-            if isinstance(module, UnfoldedAttention):
-                x = filled(Made(operation.reads[0]))
-                return (self._attention(graph, operation, module, x),)
             args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
             if is_linear(module) and not kwargs and isinstance(operation.output, Tensor):
                 return self._by_tokens(module, *args)
@@ -331,19 +314,6 @@ class Replayed(nn.Module):
         if self.rows is None or sequences == tokens:
             return self.tokens_first
         return self.rows == (tokens, sequences)
-
-    def _attention(
-        self, graph: Graph, operation: Operation, module: UnfoldedAttention, x: Tensor
-    ) -> Tensor:
-        """The output of torch's attention, by its linear maps."""
-        call = _template(graph, operation)
-        of_torch: Any = operation.function
-        y: Tensor
-        if of_torch.batch_first or x.dim() < 3:
-            y = module(x, call)
-        else:
-            y = module(x.transpose(0, 1), call).transpose(0, 1)
-        return y
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replayed:
         """A copy with weights of its own, of the same operations."""
@@ -386,18 +356,3 @@ def _laid_out(graph: Graph, n: int, value: Any) -> Any:
 def _is_shape(args: Sequence[Any]) -> bool:
     """Whether a view with these arguments gives its input another shape, rather than a dtype."""
     return not any(isinstance(each, torch.dtype) for each in args)
-
-
-def _template(graph: Graph, operation: Operation) -> Template:
-    """The call of torch's attention, with a placeholder for the state that it reads first."""
-    state = operation.reads[0]
-
-    def filled(value: Any) -> Any:
-        if not isinstance(value, Made):
-            return value
-        if value.number == state:
-            return STATE
-        return graph.operations[value.number].output
-
-    args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
-    return Template(args, kwargs)
