@@ -5,7 +5,8 @@ linear maps and its rows are seen like those of other code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,30 +20,34 @@ UNUSUAL = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
 
 
 def taken_apart(arguments: tuple[Any, Any]) -> tuple[Tensor, Tensor | None] | None:
-    """What a call with these arguments makes, sequences first, and its rows if they are asked for;
-    None for a call with other options.
+    """What a call with these arguments makes (tokens, batch, width), and its rows if they are asked
+    for; None for a call with other options. The products are torch's own, so that the bits are.
     """
     named = _by_name(arguments)
     query: Tensor = named["query"]
     is_random = named["training"] and named["dropout_p"]
     if query.dim() != 3 or _unusual(named) or is_random:
         return None
+    tokens, batch, width = query.shape
+    heads = named["num_heads"]
     q, k, v = _maps(named)
-    mask = _mask(named, q)
+    mask = _mask(named, q, batch)
+    rows = None
     if named["need_weights"]:
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores + mask
+        q = q * math.sqrt(1 / q.shape[-1])
+        scores = torch.bmm(q, k.mT) if mask is None else torch.baddbmm(mask, q, k.mT)
         rows = scores.softmax(-1)
-        averages = rows @ v
+        averages = torch.bmm(rows, v)
+        rows = rows.view(batch, heads, tokens, -1)
+        if named["average_attn_weights"]:
+            rows = rows.mean(1)
     else:
-        rows = None
-        averages = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    joined = averages.transpose(1, 2).flatten(-2)
-    y = F.linear(joined, named["out_proj_weight"], named["out_proj_bias"])
-    if rows is not None and named["average_attn_weights"]:
-        rows = rows.mean(1)
-    return y, rows
+        q, k, v = (each.unflatten(0, (batch, heads)) for each in (q, k, v))
+        if mask is not None:
+            mask = mask.expand(batch * heads, -1, -1).unflatten(0, (batch, heads))
+        averages = F.scaled_dot_product_attention(q, k, v, mask).flatten(0, 1)
+    joined = averages.transpose(0, 1).reshape(tokens, batch, width)
+    return F.linear(joined, named["out_proj_weight"], named["out_proj_bias"]), rows
 
 
 def why_whole(arguments: tuple[Any, Any]) -> str:
@@ -69,45 +74,57 @@ def _unusual(named: dict[str, Any]) -> list[str]:
 
 
 def _maps(named: dict[str, Any]) -> list[Tensor]:
-    """Queries, keys and values (batch, heads, tokens, features)."""
-    inputs = [named[name] for name in ("query", "key", "value")]
+    """Queries, keys and values (batch * heads, tokens, features), by as many products as torch's:
+    one product for what has the same input.
+    """
+    query, key = named["query"], named["key"]
+    weight = named["in_proj_weight"]
     bias = named["in_proj_bias"]
     if named["use_separate_proj_weight"]:
         weights = [named[f"{role}_proj_weight"] for role in ("q", "k", "v")]
-    elif all(x is inputs[0] for x in inputs):
-        together = F.linear(inputs[0].transpose(0, 1), named["in_proj_weight"], bias)
-        return [_by_head(each, named["num_heads"]) for each in together.chunk(3, -1)]
+        maps = _products([query, key, named["value"]], weights, bias)
+    elif key is not named["value"]:
+        maps = _products([query, key, named["value"]], weight.chunk(3), bias)
+    elif query is key:
+        maps = list(_products([query], [weight], bias)[0].chunk(3, -1))
     else:
-        weights = named["in_proj_weight"].chunk(3)
-    biases = (None, None, None) if bias is None else bias.chunk(3)
-    return [
-        _by_head(F.linear(x.transpose(0, 1), weight, offset), named["num_heads"])
-        for x, weight, offset in zip(inputs, weights, biases, strict=True)
-    ]
+        third = len(weight) // 3
+        queries, both = _products([query, key], weight.split([third, 2 * third]), bias)
+        maps = [queries, *both.chunk(2, -1)]
+    return [_by_head(each, named["num_heads"]) for each in maps]
+
+
+def _products(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], bias: Tensor | None
+) -> list[Tensor]:
+    if bias is None:
+        return [F.linear(x, weight) for x, weight in zip(inputs, weights, strict=True)]
+    offsets = bias.split([len(weight) for weight in weights])
+    return list(map(F.linear, inputs, weights, offsets))
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
-    by_head: Tensor = x.unflatten(-1, (heads, -1))
-    return by_head.transpose(1, 2)
+    tokens, batch, _ = x.shape
+    by_head: Tensor = x.reshape(tokens, batch * heads, -1)
+    return by_head.transpose(0, 1)
 
 
-def _mask(named: dict[str, Any], q: Tensor) -> Tensor | None:
-    """What is added to scores (batch, heads, tokens, read); True hides in both masks."""
-    masks = []
+def _mask(named: dict[str, Any], q: Tensor, batch: int) -> Tensor | None:
+    """What is added to scores (batch * heads, tokens, read); True hides in both masks."""
+    mask: Tensor | None = None
     if named["attn_mask"] is not None:
         mask = _added(named["attn_mask"], q)
-        if mask.dim() == 3:
-            mask = mask.unflatten(0, (len(q), -1))
-        masks.append(mask)
+        if mask.dim() == 2:
+            mask = mask.unsqueeze(0)
     if named["key_padding_mask"] is not None:
-        masks.append(_added(named["key_padding_mask"], q)[:, None, None])
-    if not masks:
-        return None
-    return torch.stack(torch.broadcast_tensors(*masks)).sum(0)
+        padding = _added(named["key_padding_mask"], q)[:, None, None]
+        padding = padding.expand(-1, named["num_heads"], -1, -1).flatten(0, 1)
+        mask = padding if mask is None else mask + padding
+    return mask
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
-    hidden = torch.full_like(mask, -torch.inf, dtype=like.dtype)
-    return torch.where(mask, hidden, hidden.new_zeros(()))
+    hidden = torch.zeros_like(mask, dtype=like.dtype)
+    return hidden.masked_fill(mask, -math.inf)

@@ -127,17 +127,27 @@ def _read(
             return alone
         raise _UnreadableError(CROSSING)
     if rows is None:
-        raise _UnreadableError(f"{name} {NO_ROWS}")
+        raise _UnreadableError(last_rows.why_of_groups(rows) or f"{name} {NO_ROWS}")
     rows = rows.to(x.dtype)  # some softmax return float32
     if not difference(output, expected) <= close:
         raise _UnreadableError(f"{name} computes something else in the mode that returns its rows")
     try:
+        of_groups = last_rows.why_of_groups(rows)
+        if of_groups:
+            raise _UnreadableError(_called_again(seen) or of_groups)
         reading = _with_matrices(chain, x, context, seen, rows)
-    except _UnreadableError as reason:
-        alone = _rows_alone(chain, x, context, output, last_rows, str(reason))
+    except _UnreadableError as error:
+        changed_by = getattr(first, "changed_by", "")
+        reason = str(error)
+        if changed_by:
+            reason = (
+                f"the rows of its softmax are changed before they average values ({changed_by}),"
+                " so that they are not read"
+            )
+        alone = _rows_alone(chain, x, context, output, last_rows, reason)
         if alone is not None:
             return alone
-        raise
+        raise _UnreadableError(reason) from None
     if not reading.whole_rows and _rows_alone(chain, x, context, output, last_rows, ""):
         return replace(reading, rows_alone=True)
     return reading
@@ -266,10 +276,7 @@ def _with_matrices(
     first = chain.stages[0]
     close = tolerance(x.dtype)
     if chain.output_path is None:
-        raise _UnreadableError(
-            f"{_name(first)} does not end in one linear map, or puts tokens in another order behind"
-            " it, as windows do"
-        )
+        raise _UnreadableError(f"{_name(first)} {chain.ending}")
     *inner, last = seen
     heads = rows.shape[1]
     features = last.x.shape[-1]
@@ -346,12 +353,9 @@ def _no_values(
     inner: Sequence[RecordedCall], x: Tensor, heads: int, *, has_candidates: bool
 ) -> str:
     """Why the linear maps before the last are not queries, keys and values."""
-    for path, calls in Counter(part.path for part in inner).items():
-        if calls > 1:
-            return (
-                f"its linear map {path.rpartition('.')[2]} is called {calls} times in a pass, as"
-                " in a loop over tokens, or for relative positions too: matrices are not read there"
-            )
+    again = _called_again(inner)
+    if again:
+        return again
     if has_candidates:
         return (
             "its heads' averages are not averages of values that are linear in its input, or"
@@ -378,6 +382,17 @@ def _no_values(
         f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads}"
         f" heads{reason}"
     )
+
+
+def _called_again(parts: Sequence[RecordedCall]) -> str:
+    """The linear map that is called more than once, in words; "" if there is none."""
+    for path, calls in Counter(part.path for part in parts).items():
+        if calls > 1:
+            return (
+                f"its linear map {path.rpartition('.')[2]} is called {calls} times in a pass, as"
+                " in a loop over tokens, or for relative positions too: matrices are not read there"
+            )
+    return ""
 
 
 def _candidates(

@@ -35,6 +35,7 @@ PRODUCTS_WITH_ROWS: tuple[Callable[..., Any], ...] = (
 class ComputedRows:
     """Arrays of rows (batch, heads, tokens, tokens), or those of one head, in the order of a pass.
 
+    - `of_groups`: the shapes of rows with more axes, as of the columns of images
     - `seen`: all that a softmax or the fused kernel computes, or with which a product averages
     - `averaging`: those with which the fused kernel or a product of matrices averages
     - `unused`: of the softmaxes, those with which no product has averaged yet
@@ -42,6 +43,7 @@ class ComputedRows:
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
+        self.of_groups: list[torch.Size] = []
         self.averaging: list[Tensor] = []
         self.unused: list[Tensor] = []
 
@@ -55,27 +57,36 @@ class ComputedRows:
         self._see(output)
 
     def of_product(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
-        rows = next((each for each in tensors_in(args)), output)
+        for operand in tensors_in(args):
+            if self._averages_with(operand):
+                return
+
+    def _averages_with(self, rows: Tensor) -> bool:
+        """Notes the rows if a product with them averages."""
         if any(rows is each for each in self.averaging):
-            return
+            return True
         # heads may have equal rows, so that each softmax is of one product
         for i, softmax in enumerate(self.unused):
             if rows is softmax or _equal(rows, softmax):
                 self.averaging.append(rows)
                 del self.unused[i]
-                return
+                return True
             if _without_sink(rows, softmax):
                 self.averaging.append(rows)
                 self._see(rows)
                 del self.unused[i]
-                return
+                return True
         if _are_averages(rows):
             self.averaging.append(rows)
             self._see(rows)
+            return True
+        return False
 
     def _see(self, rows: Tensor) -> None:
         if rows.dim() in (3, 4):
             self.seen.append(rows)
+        elif rows.dim() > 4:
+            self.of_groups.append(rows.shape)
 
 
 @contextmanager
@@ -238,6 +249,24 @@ class LastRows:
         if rows.dim() == 4 and rows.shape[1] == rows.shape[3] == tokens != rows.shape[2]:
             return rows.transpose(1, 2)
         return rows
+
+    def why_of_groups(self, rows: Tensor | None) -> str:
+        """Why these are no rows of whole sequences, in words; "" if they are, or if there are
+        none.
+        """
+        sequences, tokens = self._calls[-1].x.shape[:2]
+        if rows is not None:
+            shape = rows.shape
+            if shape[0] == sequences and shape[-1] == shape[-2] == tokens:
+                return ""
+        elif self._computed.of_groups:
+            shape = self._computed.of_groups[-1]
+        else:
+            return ""
+        return (
+            f"its rows {tuple(shape)} are of groups of its {tokens} tokens, such as windows or"
+            " columns, and only rows of whole sequences are read"
+        )
 
     @property
     def are_of_another_sequence(self) -> bool:

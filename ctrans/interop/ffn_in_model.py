@@ -108,7 +108,7 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     `find_output_projection` must have run.
     """
     if chain.output_path is None:
-        return "it does not end in one linear map"
+        return f"it {chain.ending}"
     inner, _ = _seen(chain, x)
     if not inner or not all(same_rows(part.x, x) for part in inner):
         return f"not all of the {len(inner)} linear maps before its last act on its input"

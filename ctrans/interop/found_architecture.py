@@ -128,6 +128,9 @@ def architecture_of(
         kept = [isinstance(sublayer.residual, KeptShare) for sublayer in sublayers]
         which = "its sums" if all(kept) else "some of its sums"
         notes.append(f"{which} are a x + f(x), of which a is {', '.join(shares)}")
+    weights = [frozenset(map(id, sublayer.parameters())) for sublayer in sublayers]
+    if len(set(filter(None, weights))) < len(list(filter(None, weights))):
+        notes.append("some of its parts use the weights of earlier ones again")
     unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
     norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(
@@ -173,6 +176,7 @@ def _described(norm: AdaptedNorm | WithoutGain) -> str:
         gain = "of the maps"
     else:
         form = norm.form
+        eps = f"eps = {form.eps:g}"
         gain = form.described_gain
         if form.added:
             eps = f"eps = {form.added:g} added to the deviation"

@@ -20,12 +20,13 @@ from ctrans.dynamics.fields import Kind
 from ctrans.dynamics.residual import KeptShare
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.attention_function import FUNCTION, why_whole
+from ctrans.interop.averages import averages_among
 from ctrans.interop.block_run import mixes_tokens, reach_from_the_first
 from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, as_norm
-from ctrans.interop.operation_names import NORM, PRODUCTS, RESHAPES, SUMS
+from ctrans.interop.operation_names import MOVES, NORM, PRODUCTS, SUMS
 from ctrans.interop.operations import Graph, Operation
 from ctrans.interop.parallel_terms import MapOfTerm, in_parallel
 from ctrans.interop.replay import NotReplayedError, Replayed
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 
 WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-ATTENTION = ("scaled_dot_product_attention", FUNCTION.__name__)
-"""Operations of an attention, even of one that reads no other token of its state."""
-MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
-"""Operations that change the order or the shape of axes."""
 AFFINE = (
     "it multiplies the state by numbers and adds what its parts do not change: an earlier state,"
     " which derivatives hold fixed, coordinates, or a vector"
@@ -363,11 +360,13 @@ class PartsReader:
         if term.input_norm is not None:
             x = term.input_norm(state)
         chain.find_output_projection(x)
-        averages = any(self._averages(n) for n in self._inside(term))
+        averages = averages_among(self.graph, self._inside(term))
         if not averages and not (x.shape[-2] > 1 and mixes_tokens(chain, x)):
             return "ffn", chain, length
         first.mixing = self._mixing(term, chain, x)
-        first.averages_with_rows = averages
+        first.averages_with_rows = any(not average.changes for average in averages)
+        if averages and not first.averages_with_rows:
+            first.changed_by = ", ".join(dict.fromkeys(averages[0].changes))
         return "attention", chain, length
 
     def _label(self, term: Term) -> str:
@@ -418,25 +417,6 @@ class PartsReader:
             reach += (kernel - 1) * step * tokens
             tokens *= size
         return reach
-
-    def _averages(self, n: int) -> bool:
-        """Whether operation n averages values with the rows of a softmax, as an attention does even
-        if it reads no other token of its state.
-        """
-        operation = self.graph.operations[n]
-        if operation.name in ATTENTION:
-            return True
-        if operation.name not in ("matmul", "bmm", "einsum") or len(operation.reads) != 2:
-            return False
-        ranks = {len(self.graph.operations[m].shape or ()) for m in operation.reads}
-        of_weights = any(self.graph.is_of_weights(m) for m in operation.reads)
-        return len(ranks) == 1 and not of_weights and any(map(self._is_softmax, operation.reads))
-
-    def _is_softmax(self, n: int) -> bool:
-        """Whether operation n is a softmax, in any shape."""
-        while self.graph.operations[n].name in (*MOVES, "to", "type_as"):
-            n = self.graph.operations[n].reads[0]
-        return self.graph.operations[n].name == "softmax"
 
 
 def check_step(sublayer: Sublayer, length: float, samples: Samples) -> None:

@@ -69,7 +69,8 @@ class ModuleAdapter(ModelAdapter):
             raise ConfigError(
                 f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis"
                 " counts sequences or images, or the keyword arguments of a forward pass with such"
-                " a tensor first. One sequence is a batch as example[None]"
+                " a tensor first. One sequence is a batch as example[None]. Modules that read one"
+                " sequence alone, without an axis of sequences, are not read"
             )
         self.example = main
         self._is_trying = False
@@ -96,7 +97,9 @@ class ModuleAdapter(ModelAdapter):
             return False
         with torch.no_grad():
             y = self.tensor(self.outputs(self._like.unsqueeze(0)))
-        return y is not None and y.dim() == 3 and y.shape[-1] == self.vocabulary
+        if y is None or y.dim() != 3 or y.shape[-1] != self.vocabulary:
+            return False
+        return y.shape[1] in (1, len(self.row))  # others are of another sequence, as a decoder's
 
     def run_like(self, x: Tensor) -> object:
         return self.run(self.shaped(x))

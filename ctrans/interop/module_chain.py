@@ -138,6 +138,14 @@ class ModuleChain(nn.Module):
                     self.scale_path = name
                     return
 
+    @property
+    def ending(self) -> str:
+        """What the chain has in place of one linear map at its end, in words."""
+        for stage in self.stages:
+            if hasattr(stage, "ending"):
+                return str(stage.ending)
+        return "does not end in one linear map"
+
     def linear_maps(self) -> dict[str, nn.Module]:
         """All linear maps inside, by path."""
         return {path: part for path, part in self.named_modules() if is_linear(part)}

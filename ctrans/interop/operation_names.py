@@ -22,6 +22,12 @@ RESHAPES = (
     "contiguous",
 )
 """Operations that keep all numbers in their order."""
+TURNS = ("transpose", "permute", "movedim")
+"""Operations that change the order of axes."""
+MOVES = (*RESHAPES, *TURNS, "dropout")
+"""Operations that change the order or the shape of axes."""
+CONVERSIONS = ("to", "type_as", "float", "double", "half", "bfloat16")
+"""Operations that change the dtype."""
 PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
 """Parts of the names of operations that multiply by matrices."""
 NORM = "norm of tokens"

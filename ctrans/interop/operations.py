@@ -103,6 +103,8 @@ class Operations(TorchFunctionMode):
         self._calling.append(part)
 
     def _ends(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not self._calling:  # torch calls it again if it has raised an error
+            return output
         try:
             if len(self._calling) > 1 or output is None:
                 return output
@@ -122,17 +124,16 @@ class Operations(TorchFunctionMode):
         if self.apart and func is FUNCTION:
             with self._again():
                 parts = taken_apart(arguments)
-            if parts is not None and same_where_finite(parts[0].transpose(0, 1), output[0]):
+            if parts is not None and same_where_finite(parts[0], output[0]):
                 return self._put_together(site, *parts)
         return self.met(site, func, arguments, output)
 
     def _put_together(self, site: CallSite, y: Tensor, rows: Tensor | None) -> Any:
-        """What torch's function of attention returns: tokens before sequences."""
-        call: Any = ((y, 0, 1), {})
-        turned = self.met((*site, 0), torch.transpose, call, y.transpose(0, 1))
+        """What torch's function of attention returns."""
+        y = self.met((*site, 0), torch.clone, ((y,), {}), y.clone())
         if rows is not None:
             rows = self.met((*site, 1), torch.clone, ((rows,), {}), rows.clone())
-        return turned, rows
+        return y, rows
 
     @contextmanager
     def _again(self) -> Iterator[None]:

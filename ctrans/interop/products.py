@@ -12,6 +12,7 @@ from ctrans.interop.operations import Graph, Made, Operation
 
 AS_IT_IS = "as it is"
 TRANSPOSED = "transposed"
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Product:
     - `form`: what makes the weight a matrix (out, in): AS_IT_IS, TRANSPOSED, or the order of its
       axes, such as (1, 2, 0)
     - `axes`: how many last axes of the state are summed over
+    - `channels`: the axis that is summed over in place of the last one, and that of the result
     """
 
     state: int
@@ -30,6 +32,7 @@ class Product:
     bias: int | None
     form: str | tuple[int, ...]
     axes: int = 1
+    channels: int = -1
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The weight with its axes in the order (out, in)."""
@@ -49,6 +52,8 @@ def product_at(graph: Graph, n: int) -> Product | None:
         return _with_offset(graph, operation)
     if operation.name == "linear" and callable(operation.function):
         product = _linear(operation)
+    elif operation.name in CONVOLUTIONS:
+        product = _pointwise(graph, operation)
     elif operation.kwargs:
         return None
     elif operation.name in ("matmul", "mm", "__matmul__"):
@@ -101,6 +106,32 @@ def _linear(operation: Operation) -> Product | None:
     if isinstance(bias, Made):
         return Product(state.number, weight.number, bias.number, AS_IT_IS)
     return Product(state.number, weight.number, None, AS_IT_IS)
+
+
+def _pointwise(graph: Graph, operation: Operation) -> Product | None:
+    """A convolution of each token alone, which is a linear map of its channels."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    named = dict(zip(names, operation.args, strict=False)) | (operation.kwargs or {})
+    state, weight, bias = (named.get(name) for name in names[:3])
+    if not isinstance(state, Made) or not isinstance(weight, Made):
+        return None
+    shape = graph.operations[weight.number].shape
+    given = graph.operations[state.number].shape
+    if shape is None or given is None or len(given) != len(shape) or shape[2:].numel() != 1:
+        return None
+    is_plain = (
+        _all_are(named.get("stride", 1), 1)
+        and _all_are(named.get("padding", 0), 0)
+        and named.get("groups", 1) == 1
+    )
+    if not is_plain:
+        return None
+    offset = bias.number if isinstance(bias, Made) else None
+    return Product(state.number, weight.number, offset, AS_IT_IS, channels=1)
+
+
+def _all_are(value: object, number: int) -> bool:
+    return value == number or (isinstance(value, (list, tuple)) and set(value) == {number})
 
 
 def _einsum(graph: Graph, operation: Operation) -> Product | None:

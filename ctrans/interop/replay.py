@@ -19,8 +19,10 @@ from torch.utils._pytree import tree_map
 
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
+from ctrans.interop.operation_names import CONVERSIONS, MOVES, PRODUCTS
 from ctrans.interop.operations import CallSite, Graph, Made, Operation
 from ctrans.interop.products import AS_IT_IS, TRANSPOSED, Product, product_at
+from ctrans.interop.state_axes import StateAxes
 from ctrans.interop.writes import changes_its_input
 from solvers import ConfigError
 
@@ -87,6 +89,9 @@ class Replayed(nn.Module):
     rows: tuple[int, int] | None = None
     """The numbers of sequences and of tokens, where `first` has states."""
     tokens_first = False
+    axes: StateAxes | None = None
+    own: torch.Size = torch.Size()
+    """The axes of the model's own states, and the shape of the one that `first` has."""
 
     def __init__(
         self,
@@ -166,7 +171,7 @@ class Replayed(nn.Module):
             if n in products:
                 self._add_module(operation, "linear", self._linear(products[n]))
             elif isinstance(operation.function, nn.Module):
-                self._add_module(operation, "part", operation.function)
+                self._add_module(operation, _last_name(operation.site), operation.function)
             else:
                 read.update(operation.reads)
         for number in sorted(read):
@@ -177,7 +182,9 @@ class Replayed(nn.Module):
     def _add_module(self, operation: Operation, name: str, module: nn.Module) -> None:
         assert operation.site is not None
         known = {id(part): path for path, part in self.named_children()}
-        path = known.get(id(module), f"{name}{len(self.modules_by_site)}")
+        path = known.get(id(module), name)
+        if id(module) not in known and (hasattr(self, path) or path.isdigit()):
+            path = f"{name}_{len(self.modules_by_site)}"
         self.add_module(path, module)
         self.modules_by_site[operation.site] = path
 
@@ -208,10 +215,31 @@ class Replayed(nn.Module):
                 return Transposed(weight, bias)
         state: Tensor = self.graph.operations[product.state].output
         inputs = math.prod(state.shape[-product.axes :])
+        if product.channels != -1:
+            inputs = state.shape[product.channels]
         of_bias = None
         if product.bias is not None:
             of_bias = Replayed(self.graph, None, product.bias)
         return ComputedLinear(product, Replayed(self.graph, None, product.weight), of_bias, inputs)
+
+    @property
+    def ending(self) -> str:
+        """What it has in place of one linear map at its end, in words."""
+        operations = [self.graph.operations[n] for n in self.order]
+        places = [
+            i for i, each in enumerate(operations) if any(word in each.name for word in PRODUCTS)
+        ]
+        if not places:
+            return "has no product of matrices"
+        last = operations[places[-1]]
+        behind = [each.name for each in operations[places[-1] + 1 :] if each.part is None]
+        changes = [name for name in dict.fromkeys(behind) if name not in (*MOVES, *CONVERSIONS)]
+        if changes:
+            return f"does not end in a linear map: {', '.join(changes)} follows its last one"
+        if last.site in self.modules_by_site:
+            return "puts tokens in another order behind its last linear map, as windows do"
+        tensors = len(last.reads)
+        return f"ends in {last.name} of {tensors} tensors, which is not read as a linear map"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -275,8 +303,11 @@ class Replayed(nn.Module):
             module = self.get_submodule(self.modules_by_site[operation.site])
             product = product_at(graph, n)
             if product is not None:
-                x = filled(Made(product.state)).flatten(-product.axes)
-                return self._by_tokens(module, x).reshape(operation.output.shape)
+                x = filled(Made(product.state)).movedim(product.channels, -1)
+                y = self._by_tokens(module, x.flatten(-product.axes))
+                if product.channels != -1:
+                    return y.movedim(-1, product.channels).contiguous()
+                return y.reshape(operation.output.shape)
             args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
             if is_linear(module) and not kwargs and isinstance(operation.output, Tensor):
                 return self._by_tokens(module, *args)
@@ -298,8 +329,10 @@ class Replayed(nn.Module):
         hooks expect.
         """
         y: Tensor
-        if self.rows is None or x.dim() > 3 or x.shape[:-1].numel() != math.prod(self.rows):
+        if self.rows is None or x.shape[:-1].numel() != math.prod(self.rows):
             y = linear(x)
+        elif x.dim() > 3:
+            y = self._by_tokens_of_images(linear, x)
         elif x.dim() == 2:
             y = linear(x.reshape(*self.rows, -1)).flatten(0, 1)
         elif self._has_tokens_first(x):
@@ -307,6 +340,17 @@ class Replayed(nn.Module):
         else:
             y = linear(x)
         return y
+
+    def _by_tokens_of_images(self, linear: nn.Module, x: Tensor) -> Tensor:
+        """The linear map of states with several axes of tokens, channels last."""
+        y: Tensor
+        if self.axes is None or self.rows is None or x.shape[:-1] != self.axes.tokens_of(self.own):
+            y = linear(x)
+            return y
+        batch = self.axes.batch_among_tokens
+        turned = x.movedim(batch, 0)
+        y = linear(turned.reshape(*self.rows, -1))
+        return y.reshape(*turned.shape[:-1], -1).movedim(0, batch)
 
     def _has_tokens_first(self, x: Tensor) -> bool:
         """Whether states (tokens, batch, width) are what a linear map gets."""
@@ -322,6 +366,12 @@ class Replayed(nn.Module):
         memo[id(self)] = copied
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
+
+
+def _last_name(site: CallSite | None) -> str:
+    """The last name in the path of the module that is called there."""
+    assert site is not None, "a call has one"
+    return str(site[0]).rpartition(".")[2]
 
 
 def _between(graph: Graph, first: int | None, last: int) -> list[int]:

@@ -16,7 +16,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.operation_names import RESHAPES, SUMS
+from ctrans.interop.operation_names import RESHAPES, SUMS, TURNS
 from ctrans.interop.operations import Graph
 from ctrans.interop.residual_sums import (
     PASSED_ON,
@@ -299,7 +299,9 @@ def _last_norm(graph: Graph, n: int, sink: int, is_norm: Callable[[int, int], bo
 
 
 def _in_its_shape(graph: Graph, n: int, sums: Sequence[Sum]) -> int:
-    """Operation n, or the one that gives its output as many axes as states have at most."""
+    """Operation n, or the one that gives its output as many axes as states have at most, in the
+    order that most states have.
+    """
     axes = max(len(graph.operations[each.x].shape or ()) for each in sums)
 
     def has_them(m: int) -> bool:
@@ -311,7 +313,37 @@ def _in_its_shape(graph: Graph, n: int, sums: Sequence[Sum]) -> int:
     for m in range(n, len(graph.operations)):
         operation = graph.operations[m]
         if has_them(m) and (m == n or (operation.name in RESHAPES and n in operation.reads)):
-            return m
+            return _in_its_order(graph, m, _form_of_states(graph, sums))
+    return n
+
+
+def _form_of_states(graph: Graph, sums: Sequence[Sum]) -> torch.Size | None:
+    """The shape that most states have; of two that as many have, the one that counts sequences
+    first, as the input does.
+    """
+    shapes = Counter(graph.operations[each.y].shape for each in sums)
+    given = graph.operations[0].output.shape
+
+    def sequences_first(shape: torch.Size | None) -> tuple[int, bool]:
+        return shapes[shape], shape is not None and shape[0] == given[0]
+
+    return max(shapes, key=sequences_first)
+
+
+def _in_its_order(graph: Graph, n: int, form: torch.Size | None) -> int:
+    """Operation n, or the one before or behind it that gives its tokens the order of that form."""
+    shape = graph.operations[n].shape
+    if form is None or shape is None or shape == form or sorted(shape) != sorted(form):
+        return n
+    readers = [m for m in range(n + 1, len(graph.operations)) if n in graph.operations[m].reads]
+    if len(readers) == 1 and graph.operations[readers[0]].name in TURNS:
+        turned = readers[0]
+    elif graph.operations[n].name in TURNS:
+        turned = graph.operations[n].reads[0]
+    else:
+        return n
+    if graph.operations[turned].shape == form and graph.operations[turned].site:
+        return turned
     return n
 
 
@@ -324,7 +356,8 @@ def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str,
         where = f" ({' .. '.join(names)})" if names else ""
         notes.append(
             f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not examined"
-            f" by themselves{where}"
+            f" by themselves{where}: blocks= may name their list, or example= give their input"
+            " first"
         )
     if graph.hides_operations:
         notes.append(
@@ -346,12 +379,21 @@ def _other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[st
             of_parts.update(graph.operations[step.sum.y].reads)  # the sum without its offset
         if step.sum is not None:
             of_parts.add(reshaped(graph, unscaled(graph, step.sum.y).number)[-1])
+            of_parts.update(_partial_sums(graph, step.sum))
     others = {
         n
         for n in sums_among(graph, graph.before(sink)) - of_parts
         if not _may_be_scores(graph.operations[n].output, graph.operations[steps[0].first].output)
     }
     return [_first_module(graph, n) for n in sorted(others)]
+
+
+def _partial_sums(graph: Graph, whole: Sum) -> Iterator[int]:
+    """The sums of the same state that a sum of several terms reads."""
+    for n in graph.operations[whole.y].reads:
+        part = sum_at(graph, n)
+        if part is not None and part.x == whole.x:
+            yield n
 
 
 def _may_be_scores(y: Tensor, state: Tensor) -> bool:

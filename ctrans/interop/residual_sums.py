@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -176,7 +176,7 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
                 return None
             if offsets and not _belongs_to(graph, offsets[0], others) and _adds_to_a_sum(graph, n):
                 return None  # the offset is added to a state
-            return Sum(x.number, n, share, tuple(others), *offsets)
+            return Sum(x.number, n, share, tuple(_collected(others)), *offsets)
         opened = max(
             (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
             key=lambda i: terms[i].number,
@@ -188,6 +188,19 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
         if any(terms[opened].number in graph.before(other) for other in beside):
             return None  # the sum is a state that another term sees, such as x - mean(x)
         terms[opened : opened + 1] = _operands(graph, terms[opened]) or []
+
+
+def _collected(terms: list[Scaled]) -> list[Scaled]:
+    """The terms, where numbers times one tensor are one term: f + 5 f is 6 f."""
+    found: dict[object, Scaled] = {}
+    for term in terms:
+        key = (term.number, tuple(map(id, term.scales)))
+        before = found.get(key)
+        if before is None:
+            found[key] = term
+        else:
+            found[key] = replace(before, factor=before.factor + term.factor)
+    return list(found.values())
 
 
 def share_of(x: Scaled) -> float | None:
@@ -253,12 +266,13 @@ def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
 
 
 def _is_a_state(graph: Graph, n: int) -> bool:
-    """Whether operation n is a later state of a stream, as in a sum of it and the first state. A
-    map may also end in a sum, but that begins with a product of matrices.
+    """Whether operation n is a later state of a stream, or a sum of such and others, as in a sum of
+    it and the first state. A map may also end in a sum, but that begins with a product of matrices.
     """
     begins = sum_at(graph, n)
     if begins is None:
-        return False
+        operands = _operands(graph, Scaled(n, n)) or []
+        return any(_is_a_state(graph, each.number) for each in operands)
     while begins is not None:
         n = begins.x
         begins = sum_at(graph, n)

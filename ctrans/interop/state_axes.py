@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -30,6 +31,15 @@ class StateAxes:
     def tokens_first(self) -> bool:
         """Whether states are (tokens, batch, width)."""
         return self.batch == 1
+
+    @property
+    def batch_among_tokens(self) -> int:
+        """The place of the axis of sequences among all axes but that of channels."""
+        return self.batch - int(self.width < self.batch)
+
+    def tokens_of(self, shape: torch.Size) -> torch.Size:
+        """The shape of such states without their axis of channels."""
+        return torch.Size(size for axis, size in enumerate(shape) if axis != self.width)
 
     def rows(self, x: Tensor) -> Float[Tensor, "batch tokens width"]:
         """A state of the module, sequences first."""
@@ -64,6 +74,20 @@ class StateAxes:
 
     def _turned(self, x: Tensor) -> Tensor:
         return x.movedim((self.batch, self.width), (0, -1))
+
+
+def of_one_order(shapes: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The first of these shapes of states. Raises ConfigError if one has its axes in another
+    order.
+    """
+    first = shapes[0]
+    for shape in shapes:
+        if tuple(shape) != tuple(first) and sorted(shape) == sorted(first):
+            raise ConfigError(
+                f"its states have their axes in two orders, {tuple(first)} and {tuple(shape)}: turn"
+                " them once before the first block, and back behind the last one"
+            )
+    return first
 
 
 def channels_of(model: nn.Module, graph: Graph, shape: Sequence[int]) -> int:

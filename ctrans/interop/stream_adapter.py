@@ -51,7 +51,7 @@ from ctrans.interop.residual_stream import (
     steps_of_the_stream,
 )
 from ctrans.interop.scripted import why_scripted
-from ctrans.interop.state_axes import StateAxes, channels_of
+from ctrans.interop.state_axes import StateAxes, channels_of, of_one_order
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import has_pull, same, same_where_finite
 from ctrans.interop.whole_modules import whole_modules
@@ -92,20 +92,19 @@ class StreamAdapter(ModuleAdapter):
                 " those of one list of blocks do, name it: blocks="
             )
         self._keep(steps)
-        self._find_state_axes(graph.operations[steps[0].first].shape)
+        self._find_state_axes([graph.operations[n].shape for n in self._states])
         self._find_output_axes()
         if not blocks:
             self._keep(self._steps_of_the_users(output))
-        states = [self.steps[0].first, *(step.last for step in self.steps)]
-        beside_the_stream = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
+        first, last = self._states[0], self._states[-1]
+        beside_the_stream = graph.after(1, last) | graph.after(first, last)
         self.apart = {
             i
             for i, x in enumerate(tensors_in(output))
             if x is not main and graph.number(x) in beside_the_stream
         }
         self.because = ""
-        scripted = why_scripted(self.model)
-        self.notes = (*notes_of(graph, sink, self.steps), *filter(None, [scripted]))
+        self.notes = (*notes_of(graph, sink, self.steps), *filter(None, [why_scripted(self.model)]))
 
     def _steps_of_the_users(self, output: Any) -> Sequence[StreamPart]:
         """Its parts between the state that the user's `embed` gives and the one from which `head`
@@ -122,17 +121,18 @@ class StreamAdapter(ModuleAdapter):
     def _keep(self, steps: Sequence[StreamPart]) -> None:
         """Makes these its parts."""
         graph = self._graph
-        states = [steps[0].first, *(step.last for step in steps)]
         self.steps = list(steps)
-        self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
+        self._states = [steps[0].first, *(step.last for step in steps)]
+        self._numbers = {graph.operations[n].site: k for k, n in enumerate(self._states)}
         sums = ((k, step.sum) for k, step in enumerate(steps) if step.sum is not None)
         self._sums = {graph.operations[each.y].site: k for k, each in sums}
         self.weights = [graph.weights(step.first, step.last) for step in steps]
 
-    def _find_state_axes(self, shape: Any) -> None:
-        """Finds which axes of its states, of this shape, count sequences and channels, and puts
+    def _find_state_axes(self, shapes: Sequence[Any]) -> None:
+        """Finds which axes of its states, of these shapes, count sequences and channels, and puts
         sequences first in the example.
         """
+        shape = of_one_order(shapes)
         width = channels_of(self.model, self._graph, shape)
         example = self.example
         for self.tokens_first in (False, True):

@@ -56,6 +56,8 @@ class MapOfOperations(Replayed):
     """What mixes its tokens if no rows do."""
     averages_with_rows = True
     """Whether the rows of a softmax average values in it, without a change of the rows between."""
+    changed_by = ""
+    """What changes all rows between the softmax and the averages."""
 
     def __init__(
         self, adapter: StreamAdapter, graph: Graph, first: int, last: int, offset: int | None
@@ -70,7 +72,9 @@ class MapOfOperations(Replayed):
         order = self.order_in(graph, first, last)
         own = self.adapter.axes.own_form(x, graph.operations[first].output.shape)
         self.rows = (x.shape[0], x.shape[1])
-        self.tokens_first = self.adapter.axes.tokens_first
+        self.axes = self.adapter.axes
+        self.tokens_first = self.axes.tokens_first
+        self.own = own.shape
         return self.adapter.axes.rows_like(self._run(graph, order, {first: own}, last), x)
 
     def _number_in(self, graph: Graph, n: int | None) -> int:
@@ -95,6 +99,7 @@ class MapOfPass(nn.Module):
     label = "operations"
     mixing = ""
     averages_with_rows = True
+    changed_by = ""
 
     def __init__(self, adapter: StreamAdapter, graph: Graph, first: int, last: int):
         super().__init__()

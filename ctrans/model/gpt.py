@@ -244,7 +244,8 @@ def counted(targets: Tensor) -> Tensor:
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
     """The mean cross-entropy in nats over all targets except -1 and -100. Raises ConfigError if
-    there is none, and for targets that are no int64."""
+    there is none, for targets that are no int64, and for another number of rows of logits.
+    """
     if targets.dtype != torch.int64:
         raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64")
     targets = counted(targets)
@@ -252,5 +253,10 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
         raise ConfigError(
             f"all {targets.numel()} targets are -1 or -100, so there is no loss: give at least one"
             " token to predict, or no targets"
+        )
+    if logits.shape[:-1].numel() != targets.numel():
+        raise ConfigError(
+            f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}: take a model"
+            " with logits of every token"
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)

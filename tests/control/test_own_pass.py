@@ -58,6 +58,12 @@ class ReadsWhatABlockKept(Model):
         return self.head(self.norm(x + 5 * self.blocks[0].kept))
 
 
+class SixTimes(Block):
+    def forward(self, x):
+        x = x + self.attention(self.n1(x))
+        return x + 6 * self.ffn(self.n2(x))
+
+
 class ShrinksGradients(Model):
     def forward(self, ids):
         x = self.embedding(ids)
@@ -79,12 +85,11 @@ def with_tied_head(module):
 @pytest.mark.parametrize(
     ("kind", "block", "prepare"),
     [
-        (ReadsWhatABlockKept, KeepingBlock, None),
         (ShrinksGradients, Block, None),
         (Model, Block, with_backward_hook),
         (Model, Block, with_tied_head),
     ],
-    ids=["a kept tensor", "detach", "a backward hook", "a tied head"],
+    ids=["detach", "a backward hook", "a tied head"],
 )
 def test_a_costate_that_is_not_that_of_the_own_loss_leaves_no_number(kind, block, prepare):
     model, tokens, targets = opened(kind, block, prepare)
@@ -99,6 +104,17 @@ def test_a_costate_that_is_not_that_of_the_own_loss_leaves_no_number(kind, block
     assert any(reason in check.no_threshold for reason in reasons)
     assert check.training_threshold is None
     assert check.step_verdict == "open"
+
+
+def test_what_a_block_kept_and_its_head_adds_again_is_in_its_sum():
+    checks = []
+    for kind, block in ((ReadsWhatABlockKept, KeepingBlock), (Model, SixTimes)):
+        model, tokens, targets = opened(kind, block)
+        assert model.depth.lengths == pytest.approx((1.0, 6.0))
+        checks.append(check_model(model, tokens, targets, Regularization(weight_decay=0.5)))
+    kept, plain = (check.training_threshold for check in checks)
+    assert math.isfinite(kept.upper)
+    assert (kept.lower, kept.upper) == pytest.approx((plain.lower, plain.upper), rel=1e-6)
 
 
 def test_a_plain_model_agrees_with_its_own_pass_and_is_left_as_it_was():

@@ -212,7 +212,7 @@ def test_an_attention_of_one_token_after_the_other_is_said_to_be_a_loop():
     opened = open_model(module, example=ids(), loss="next")
     assert_states_are_its_own(opened, module, ids(1))
     unread = "; ".join(opened.model.config.unread)
-    assert f"its linear map part0 is called {ids().shape[1]} times in a pass" in unread
+    assert f"its linear map maps is called {ids().shape[1]} times in a pass" in unread
 
 
 class StateSpace(nn.Module):

@@ -236,7 +236,6 @@ def test_no_room_but_fields_and_interop_asks_for_a_concrete_map():
         "MixtureOfExperts",
         "ModuleChain",
         "AttentionInModel",
-        "UnfoldedAttention",
     } <= concrete
     assert not {"Opened", "HasOutputProjection", "HasBound"} & concrete, (
         "models and protocols may be asked for"

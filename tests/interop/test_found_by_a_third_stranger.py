@@ -1,0 +1,293 @@
+"""Models like those that a third stranger wrote, of kinds that ctrans read in part, or with a reason
+that was not true.
+"""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrans.dynamics.fields import ExposesHeads, ExposesRows
+from ctrans.interop import open_model
+from solvers import ConfigError
+from tests.interop.test_found_by_strangers import (
+    HEADS,
+    WIDTH,
+    Blocks,
+    OwnAttention,
+    assert_states_are_its_own,
+    feed_forward,
+    ids,
+    made,
+)
+
+
+class Padded(nn.Module):
+    """torch's attention with a padding mask, as True or as what is added to scores."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.ffn = feed_forward()
+        self.added = added
+
+    def forward(self, x, states):
+        padding = torch.arange(x.shape[1]) >= torch.tensor([[9], [6]])[: len(x)]
+        padding = padding.expand(x.shape[:2])
+        if self.added:
+            padding = torch.zeros(x.shape[:2], dtype=x.dtype).masked_fill(padding, -torch.inf)
+        y = self.norm(x)
+        y, self.rows = self.attention(y, y, y, key_padding_mask=padding, average_attn_weights=False)
+        x = x + y
+        states.append(x)
+        x = x + self.ffn(x)
+        states.append(x)
+        return x
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_the_rows_of_torchs_attention_are_known_under_a_padding_mask(added):
+    module = made(lambda: Padded(added))
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    attention = opened.depth.sublayers[0]
+    assert isinstance(attention.field, ExposesHeads)
+    rows = attention.field.probabilities(attention.given(opened.embed(ids())))
+    module(ids())
+    torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+class OneKey(OwnAttention):
+    """All heads share a key and a value, which have no axis of heads."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).split([WIDTH, WIDTH, WIDTH], -1)
+        q = q.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k, v = k[..., : WIDTH // HEADS], v[..., : WIDTH // HEADS]
+        self.rows = torch.einsum("bhid,bjd->bhij", q, k).softmax(-1)
+        y = torch.einsum("bhij,bjd->bhid", self.rows, v)
+        return y.transpose(1, 2).flatten(-2)
+
+
+class ThreeAtOnce(OwnAttention):
+    """The averages and the last linear map are one product."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        self.rows = (q @ k.mT).softmax(-1)
+        weight = self.out.weight.mT.unflatten(0, (HEADS, -1))
+        return torch.einsum("bhij,bhjd,hde->bie", self.rows, v, weight)
+
+    def forward(self, x, states):
+        x = x + self.averages(self.norm(x))
+        states.append(x)
+        x = x + self.ffn(self.norm(x))
+        states.append(x)
+        return x
+
+
+class ByHand(OwnAttention):
+    """The softmax is written out, and a gate follows the averages."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT
+        scores = (scores - scores.amax(-1, keepdim=True)).exp()
+        self.rows = scores / scores.sum(-1, keepdim=True)
+        return (self.rows @ v).transpose(1, 2).flatten(-2) * x.sigmoid()
+
+
+@pytest.mark.parametrize("block", [OneKey, ThreeAtOnce, ByHand])
+def test_rows_are_known_however_they_average(block):
+    module = made(block)
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    attention = opened.depth.sublayers[0]
+    assert isinstance(attention.field, ExposesRows)
+    rows = attention.field.probabilities(attention.given(opened.embed(ids())))
+    module(ids())
+    torch.testing.assert_close(rows, module.blocks[0].rows)
+    if block is ThreeAtOnce:
+        assert "it ends in einsum of 3 tensors, which is not read as" in opened.described
+
+
+class MixedHeads(OwnAttention):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(HEADS, HEADS))
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        rows = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), self.mix)
+        return (rows @ v).transpose(1, 2).flatten(-2)
+
+
+class Subtracted(OwnAttention):
+    """The rows are a difference of two softmaxes."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        rows = (q @ k.mT).softmax(-1)
+        rows = rows - 0.3 * (k @ q.mT).softmax(-1)
+        return (rows @ v).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize(("block", "change"), [(MixedHeads, "einsum"), (Subtracted, "sub")])
+def test_what_changes_the_rows_is_said(block, change):
+    module = made(block)
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    assert not isinstance(opened.depth.sublayers[0].field, ExposesRows)
+    said = f"the rows of its softmax are changed before they average values ({change})"
+    assert said in opened.described
+
+
+class Crossing(OwnAttention):
+    """Each token reads a memory, of which a mask hides all from some tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = nn.Parameter(torch.randn(5, WIDTH))
+
+    def averages(self, x):
+        q = self.maps(x)[..., :WIDTH]
+        memory = self.memory.expand(len(x), -1, -1)
+        rows = (q @ memory.mT).softmax(-1)
+        hidden = torch.arange(x.shape[1])[:, None] < 2
+        return rows.masked_fill(hidden, 0.0) @ (memory + 0 * x[:, :1])
+
+
+def test_a_cross_attention_is_an_attention_where_a_mask_acts_behind_the_softmax():
+    module = made(Crossing)
+    opened = open_model(module, example=ids(), loss="next")
+    assert [part.kind for part in opened.depth.sublayers[:2]] == ["attention", "ffn"]
+
+
+class Routed(OwnAttention):
+    """A softmax weighs the experts of each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 3)
+        self.experts = nn.Parameter(torch.randn(3, WIDTH, WIDTH) / 4)
+
+    def forward(self, x, states):
+        u = self.norm(x)
+        made_ = torch.einsum("btd,edf->btef", u, self.experts).tanh()
+        x = x + torch.einsum("bte,btef->btf", self.router(u).softmax(-1), made_)
+        states.append(x)
+        x = x + self.ffn(self.norm(x))
+        states.append(x)
+        return x
+
+
+def test_a_softmax_over_experts_is_no_attention():
+    module = made(Routed)
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    assert {part.kind for part in opened.depth.sublayers} == {"ffn"}
+
+
+class Summarised(Blocks):
+    """An encoder of these tokens, and logits of a shorter sequence."""
+
+    def forward(self, ids):
+        return super().forward(ids)[:, :4]
+
+
+class OfTheLastToken(Blocks):
+    def forward(self, ids):
+        return super().forward(ids)[:, -1:]
+
+
+class Bidirectional(OwnAttention):
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+
+
+def test_logits_of_another_sequence_are_no_predictions_of_these_tokens():
+    torch.manual_seed(0)
+    opened = open_model(Summarised(Bidirectional).double().eval(), example=ids())
+    assert not opened.predicts
+    assert "hidden tokens" not in opened.described
+    opened = open_model(OfTheLastToken(Bidirectional).double().eval(), example=ids())
+    with pytest.raises(ConfigError, match="take a model with logits of every token"):
+        opened(ids(), ids())
+
+
+class Turning(Blocks):
+    """Attention has tokens before sequences, and the FFN has sequences before tokens."""
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            turned = x.transpose(0, 1)
+            turned = block.norm(turned)
+            turned = turned + block.out(turned.cumsum(0))
+            x = block.norm(turned.transpose(0, 1))
+            x = x + block.ffn(x)
+        return self.head(x)
+
+
+def test_states_in_two_orders_of_axes_are_refused_without_a_warning():
+    torch.manual_seed(0)
+    module = Turning(OwnAttention).double().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ConfigError, match="axes in two orders"):
+            open_model(module, example=ids())
+
+
+class NormedQueries(OwnAttention):
+    def __init__(self):
+        super().__init__()
+        self.of_queries = nn.LayerNorm(WIDTH // HEADS)
+        self.of_keys = nn.LayerNorm(WIDTH // HEADS)
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        rows = (self.of_queries(q) @ self.of_keys(k).mT).softmax(-1)
+        return (rows @ v).transpose(1, 2).flatten(-2)
+
+
+def test_norms_inside_have_the_names_of_the_model():
+    opened = open_model(made(NormedQueries), example=ids(), loss="next")
+    assert "norms act on its queries and keys (of_queries, of_keys)" in opened.described
+
+
+class DeepNormed(OwnAttention):
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+
+    def forward(self, x, states):
+        x = self.norm(1.7 * x + self.out(self.averages(x)))
+        states.append(x)
+        x = self.norm(1.7 * x + self.ffn(x))
+        states.append(x)
+        return x
+
+
+def test_the_eps_of_deepnorm_is_that_of_the_module_in_words():
+    opened = open_model(made(DeepNormed), example=ids(), loss="next")
+    assert opened.model.config.placement == "deepnorm"
+    assert f"eps = {nn.LayerNorm(1).eps:g})" in opened.described
+    assert opened.depth.sublayers[0].state_norm.eps == pytest.approx(1e-5 / 1.7**2)
+
+
+class Shared(Blocks):
+    def __init__(self, block, norm=None):
+        super().__init__(block, norm)
+        self.blocks = nn.ModuleList([self.blocks[0]] * 3)
+
+
+def test_blocks_that_are_one_are_said_to_be():
+    torch.manual_seed(0)
+    opened = open_model(Shared(Bidirectional).double().eval(), example=ids(), loss="next")
+    assert "some of its parts use the weights of earlier ones again" in opened.described
+    opened = open_model(made(Bidirectional), example=ids(), loss="next")
+    assert "use the weights of earlier ones" not in opened.described

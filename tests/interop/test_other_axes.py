@@ -1,0 +1,194 @@
+"""States whose channels are not last, or whose sequences are not first: images, alignments."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.dynamics.fields import ExposesHeads, ExposesWeights
+from ctrans.interop import open_model
+
+WIDTH = 16
+HEADS = 2
+SIDE = 4
+
+
+class NormOfChannels(nn.Module):
+    """LayerNorm of the second axis, with gains (1, width, 1, 1) or one for each channel."""
+
+    def __init__(self, with_axes):
+        super().__init__()
+        shape = (1, WIDTH, 1, 1) if with_axes else (WIDTH,)
+        self.gain = nn.Parameter(1 + 0.3 * torch.randn(shape))
+        self.offset = nn.Parameter(0.3 * torch.randn(shape))
+
+    def forward(self, x):
+        centred = x - x.mean(1, keepdim=True)
+        normed = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
+        if self.gain.dim() == 1:
+            return normed * self.gain[:, None, None] + self.offset[:, None, None]
+        return normed * self.gain + self.offset
+
+
+class AttentionOfImages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Conv2d(WIDTH, 3 * WIDTH, 1)
+        self.out = nn.Conv2d(WIDTH, WIDTH, 1)
+
+    def forward(self, x):
+        q, k, v = self.maps(x).flatten(2).unflatten(1, (3, HEADS, -1)).mT.unbind(1)
+        self.rows = (q @ k.mT / 2).softmax(-1)
+        return self.out((self.rows @ v).mT.flatten(1, 2).view_as(x))
+
+
+class Images(nn.Module):
+    def __init__(self, with_axes):
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 2, 2)
+        self.norms = nn.ModuleList(NormOfChannels(with_axes) for _ in range(4))
+        ffns = [
+            nn.Sequential(nn.Conv2d(WIDTH, 32, 1), nn.GELU(), nn.Conv2d(32, WIDTH, 1))
+            for _ in range(2)
+        ]
+        self.fields = nn.ModuleList([AttentionOfImages(), ffns[0], AttentionOfImages(), ffns[1]])
+        self.head = nn.Linear(WIDTH, 5)
+
+    def states(self, x):
+        states = [self.patches(x)]
+        for norm, field in zip(self.norms, self.fields, strict=True):
+            states.append(states[-1] + field(norm(states[-1])))
+        return states
+
+    def forward(self, x):
+        return self.head(self.states(x)[-1].mean((2, 3)))
+
+
+def pictures(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, 2 * SIDE, 2 * SIDE, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("with_axes", [False, True])
+def test_convolutions_of_one_pixel_are_linear_maps_of_channels(with_axes):
+    torch.manual_seed(0)
+    module = Images(with_axes).double().eval()
+    opened = open_model(module, example=pictures())
+    assert not opened.model.config.unread
+    parts = opened.depth.sublayers
+    assert [part.kind for part in parts] == ["attention", "ffn"] * 2
+    with torch.no_grad():
+        found = opened.trajectory(pictures(1)).states
+        for x, own in zip(found, module.states(pictures(1)), strict=True):
+            torch.testing.assert_close(x, own.flatten(2).mT)
+    for part, norm in zip(parts, module.norms, strict=True):
+        torch.testing.assert_close(part.input_norm.gamma, norm.gain.flatten())
+        torch.testing.assert_close(part.input_norm.beta, norm.offset.flatten())
+        assert part.input_norm.eps == pytest.approx(1e-6)
+    attention, ffn = parts[:2]
+    assert isinstance(attention.field, ExposesHeads)
+    rows = attention.field.probabilities(attention.given(found[0]))
+    torch.testing.assert_close(rows, module.fields[0].rows)
+    assert isinstance(ffn.field, ExposesWeights)
+    up, down = (matrix.weight for matrix in ffn.field.matrices())
+    torch.testing.assert_close(up, module.fields[1][0].weight.flatten(1))
+    torch.testing.assert_close(down, module.fields[1][2].weight.flatten(1))
+
+
+class AttentionOfAlignments(nn.Module):
+    """Of states (rows, columns, sequences, width): tied over the rows, or in each column."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.maps = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.tied = tied
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).unbind(-3)
+        if self.tied:
+            rows = torch.einsum("rinhd,rjnhd->hnij", q, k).softmax(-1)
+            y = torch.einsum("hnij,rjnhd->rinhd", rows, v)
+        else:
+            rows = torch.einsum("icnhd,jcnhd->hcnij", q, k).softmax(-1)
+            y = torch.einsum("hcnij,jcnhd->icnhd", rows, v)
+        return self.out(y.flatten(-2))
+
+
+class Alignments(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+        ffn = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        self.fields = nn.ModuleList(
+            [AttentionOfAlignments(tied=True), AttentionOfAlignments(tied=False), ffn]
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 20)
+
+    def states(self, tokens):
+        states = [self.table(tokens).permute(1, 2, 0, 3)]
+        for norm, field in zip(self.norms, self.fields, strict=True):
+            states.append(states[-1] + field(norm(states[-1])))
+        return states
+
+    def forward(self, tokens):
+        return self.head(self.states(tokens)[-1]).permute(2, 0, 1, 3)
+
+
+def test_sequences_may_be_on_any_axis_of_states():
+    torch.manual_seed(0)
+    module = Alignments().double().eval()
+    tokens = torch.randint(20, (2, 3, 5))
+    opened = open_model(module, example=tokens)
+    parts = opened.depth.sublayers
+    assert [part.kind for part in parts] == ["attention", "attention", "ffn"]
+    assert {part.placement.name for part in parts} == {"pre"}
+    tokens = torch.randint(20, (2, 3, 5))
+    with torch.no_grad():
+        for x, own in zip(opened.trajectory(tokens).states, module.states(tokens), strict=True):
+            torch.testing.assert_close(x, own.permute(2, 0, 1, 3).flatten(1, 2))
+    said = "are of groups of its 15 tokens, such as windows or columns"
+    assert opened.described.count(said) == 2
+    assert "FFN:" not in opened.described
+    assert isinstance(parts[2].field, ExposesWeights)
+
+
+class LocalImages(Images):
+    """Its vectors are most often as long as its images, not as its channels."""
+
+    def __init__(self):
+        super().__init__(with_axes=True)
+        self.of_positions = nn.Sequential(*[nn.LayerNorm(SIDE) for _ in range(9)])
+
+    def forward(self, x):
+        moved = self.of_positions(torch.ones(SIDE, SIDE, dtype=x.dtype))
+        return super().forward(x) + moved.sum()
+
+
+def test_the_axis_along_which_maps_act_counts_channels():
+    torch.manual_seed(0)
+    opened = open_model(LocalImages().double().eval(), example=pictures())
+    assert opened.model.config.width == WIDTH
+    assert opened.model.config.placement == "pre"
+    assert not ctrans.diagnose(opened, pictures()).readings.get("not finite")
+
+
+def test_an_ffn_whose_output_is_scaled_says_what_follows_its_last_map():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(20, WIDTH)
+            self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+            self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+            self.head = nn.Linear(WIDTH, 20)
+
+        def forward(self, tokens):
+            x = self.table(tokens)
+            for up, down in zip(self.up, self.down, strict=True):
+                x = x + F.softplus(down(up(x).tanh()))
+            return self.head(x)
+
+    opened = open_model(Scaled().double().eval(), example=torch.randint(20, (2, 5)))
+    assert "it does not end in a linear map: softplus follows its last one" in opened.described
