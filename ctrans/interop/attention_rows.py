@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.interop.block_calls import tensors_in
+from ctrans.interop.groups_of_tokens import of_whole_sequences
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, tolerance
 from ctrans.measure.attention.attention_calls import AttentionCalls, KernelCall, looks
@@ -233,6 +234,7 @@ class LastRows:
             return None
         x = self._calls[-1].x
         last = fitting[-1]
+        last = self._of_groups(last)
         if last.dim() == 4:
             return _of_sequences(last, *x.shape[:2])
         if len(last) == len(x):  # each head by itself
@@ -240,6 +242,19 @@ class LastRows:
         # sequences and heads share an axis, sequences first
         of_heads: Tensor = last.unflatten(0, (len(x), -1))
         return of_heads
+
+    def _of_groups(self, rows: Tensor) -> Tensor:
+        """The rows of whole sequences, if these are of groups of tokens whose places are known."""
+        call = self._calls[-1]
+        batch, tokens = call.x.shape[:2]
+        places_of_tokens: Any = getattr(call.module, "places_of_tokens", None)
+        if rows.shape[-2] >= tokens or places_of_tokens is None:
+            return rows
+        places = places_of_tokens(call.x)
+        if places is None:
+            return rows
+        whole = of_whole_sequences(rows, places, batch, tokens)
+        return rows if whole is None else whole
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """Rows (batch, heads, tokens, read) of what a softmax has as (batch, tokens, heads,

@@ -378,7 +378,8 @@ class PartsReader:
         uses = Counter(id(weight) for part in self.adapter.weights for weight in part)
         own = [weight for weight in weights if uses[id(weight)] < 2]
         holder = self.adapter.model.get_submodule(self.graph.path_around(own or weights))
-        others = set(uses) - set(map(id, weights))
+        # a table of positions is read beside the state
+        others = set(uses) - set(map(id, self.graph.weights(term.start, term.end)))
         is_shared = any(weight.dim() > 1 and id(weight) in others for weight in holder.parameters())
         if is_shared or holder is self.adapter.model or isinstance(holder, CONTAINERS):
             return MapOfOperations.label

@@ -369,9 +369,12 @@ class Replayed(nn.Module):
 
 
 def _last_name(site: CallSite | None) -> str:
-    """The last name in the path of the module that is called there."""
+    """The last name in the path of the module that is called there, with its number in a list."""
     assert site is not None, "a call has one"
-    return str(site[0]).rpartition(".")[2]
+    names = str(site[0]).split(".")
+    if names[-1].isdigit():
+        return "_".join(names[-2:])
+    return names[-1]
 
 
 def _between(graph: Graph, first: int | None, last: int) -> list[int]:

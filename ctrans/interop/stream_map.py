@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from ctrans.base.shapes import TokenRows
 from ctrans.interop.attention_in_model import reference_kernel
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.groups_of_tokens import Places, numbered, places_in
+from ctrans.interop.operation_names import PRODUCTS
 from ctrans.interop.operations import CallSite, Graph
+from ctrans.interop.products import product_at
 from ctrans.interop.replay import Replayed
 from solvers import ConfigError
 
@@ -76,6 +80,30 @@ class MapOfOperations(Replayed):
         self.tokens_first = self.axes.tokens_first
         self.own = own.shape
         return self.adapter.axes.rows_like(self._run(graph, order, {first: own}, last), x)
+
+    def places_of_tokens(self, x: Tensor) -> Places | None:
+        """Where its first linear map gets the tokens of states x, in groups; None if it gets more
+        than moved states.
+        """
+        graph = self.adapter.graph_for(x)
+        first = self._number_in(graph, self.first)
+        order = self.order_in(graph, first, self._number_in(graph, self.last))
+        for n in order:
+            operation = graph.operations[n]
+            if any(word in operation.name for word in PRODUCTS):
+                break
+        else:
+            return None
+        product = product_at(graph, n)
+        channels = -1 if product is None else product.channels
+        state = next(m for m in operation.reads if not graph.is_of_weights(m))
+        own = self.adapter.axes.own_form(numbered(x), graph.operations[first].output.shape)
+        before = [m for m in order if m <= state]
+        try:
+            moved = self._run(graph, before, {first: own}, state)
+            return places_in(moved.movedim(channels, -1))
+        except FOREIGN_ERRORS:
+            return None
 
     def _number_in(self, graph: Graph, n: int | None) -> int:
         """The number in another pass of the operation that is number n in this one."""

@@ -192,3 +192,87 @@ def test_an_ffn_whose_output_is_scaled_says_what_follows_its_last_map():
 
     opened = open_model(Scaled().double().eval(), example=torch.randint(20, (2, 5)))
     assert "it does not end in a linear map: softplus follows its last one" in opened.described
+
+
+class InWindows(nn.Module):
+    """Attention in windows of an image (batch, height, width, channels), which may be shifted."""
+
+    def __init__(self, shift, size, of_torch):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.maps = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.of_torch = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) if of_torch else None
+        self.shift = shift
+        self.size = size
+
+    def windows(self, x):
+        x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
+        x = F.pad(x, (0, 0, 0, -SIDE % self.size, 0, -SIDE % self.size))
+        x = x.unflatten(2, (-1, self.size)).unflatten(1, (-1, self.size))
+        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def whole(self, windows):
+        count = -(-SIDE // self.size)
+        x = windows.unflatten(0, (-1, count, count)).unflatten(3, (self.size, self.size))
+        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :SIDE, :SIDE]
+        return torch.roll(x, (self.shift, self.shift), (1, 2))
+
+    def forward(self, x):
+        windows = self.windows(self.norm(x))
+        if self.of_torch is not None:
+            return x + self.whole(self.of_torch(windows, windows, windows, need_weights=False)[0])
+        q, k, v = self.maps(windows).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        averages = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(-2)
+        return x + self.whole(self.out(averages))
+
+
+class OfWindows(nn.Module):
+    def __init__(self, *options):
+        super().__init__()
+        self.patches = nn.Linear(3, WIDTH)
+        self.parts = nn.ModuleList(InWindows(*options) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x):
+        x = self.patches(x)
+        for part in self.parts:
+            x = part(x)
+        return self.head(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize("of_torch", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rows_in_windows_are_rows_of_whole_sequences(shift, of_torch):
+    torch.manual_seed(0)
+    module = OfWindows(shift, 2, of_torch).double().eval()
+    x = torch.randn(2, SIDE, SIDE, 3, dtype=torch.float64)
+    opened = open_model(module, example=x)
+    attention = opened.depth.sublayers[0]
+    states = opened.embed(x)
+    given = attention.given(states)
+    rows = attention.field.probabilities(given)
+    part = module.parts[0]
+    if of_torch:
+        maps = [part.of_torch.in_proj_weight, part.of_torch.in_proj_bias]
+        scale = (WIDTH // HEADS) ** -0.5
+    else:
+        maps = [part.maps.weight, part.maps.bias]
+        scale = 1.0
+    q, k, _ = F.linear(given, *maps).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    side = (torch.arange(SIDE) - shift) % SIDE // 2
+    window = (2 * side[:, None] + side).flatten()
+    apart = window[:, None] != window
+    expected = (scale * q @ k.mT).masked_fill(apart, -torch.inf).softmax(-1)
+    torch.testing.assert_close(rows, expected)
+
+
+def test_windows_with_places_that_are_filled_in_have_no_rows_of_whole_sequences():
+    """A row of a softmax weighs what is filled in, so that the weights of tokens sum to less."""
+    torch.manual_seed(0)
+    module = OfWindows(0, 3, False).double().eval()
+    x = torch.randn(2, SIDE, SIDE, 3, dtype=torch.float64)
+    opened = open_model(module, example=x)
+    states = opened.trajectory(x).states
+    torch.testing.assert_close(opened.head(states[-1]), module(x))
+    assert not hasattr(opened.depth.sublayers[0].field, "probabilities")
