@@ -9,9 +9,11 @@ from torch import nn
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Kind
 from ctrans.dynamics.residual import KeptShare
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.attention_in_model import AttentionWithValues, mixing_without_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, unit_of
 from ctrans.interop.model_adapter import ModelAdapter
+from ctrans.interop.module_chain import is_linear
 from ctrans.interop.norms import AdaptedNorm, WithoutGain
 from ctrans.interop.residual_scale import ScaledOutput
 
@@ -128,8 +130,8 @@ def architecture_of(
         kept = [isinstance(sublayer.residual, KeptShare) for sublayer in sublayers]
         which = "its sums" if all(kept) else "some of its sums"
         notes.append(f"{which} are a x + f(x), of which a is {', '.join(shares)}")
-    weights = [frozenset(map(id, sublayer.parameters())) for sublayer in sublayers]
-    if len(set(filter(None, weights))) < len(list(filter(None, weights))):
+    matrices = [each for each in map(_matrices_of, sublayers) if each]
+    if len(set(matrices)) < len(matrices):
         notes.append("some of its parts use the weights of earlier ones again")
     unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
     norm_kinds = {_kind(norm) for norm in norms}
@@ -150,6 +152,12 @@ def architecture_of(
         unit=unit_of(structures, depth),
         unread=(*notes, *adapter.notes, *dict.fromkeys(unread)),
     )
+
+
+def _matrices_of(sublayer: Sublayer) -> frozenset[int]:
+    """The weights of its linear maps by their ids, without slices of larger ones."""
+    weights = [part._parameters.get("weight") for part in sublayer.modules() if is_linear(part)]
+    return frozenset(id(weight) for weight in weights if weight is not None)
 
 
 def _label(stage: nn.Module) -> str:
