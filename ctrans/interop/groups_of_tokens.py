@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Places = Int[Tensor, "*places"]
+TokenPlaces = Int[Tensor, "*places"]
 """For each place, group by group or place by place, the number of its token among the tokens of all
 sequences; -1 for a place without a token.
 """
 
 
-def places_in(moved: Float[Tensor, "*places width"]) -> Places | None:
+def places_in(moved: Float[Tensor, "*places width"]) -> TokenPlaces | None:
     """The places of tokens in states that were moved from `numbered` states; None if they were not
     only moved.
     """
@@ -37,7 +37,7 @@ def numbered(like: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch 
     return numbers.reshape(*like.shape[:2], 1).expand(like.shape)
 
 
-def of_whole_sequences(rows: Tensor, places: Places, batch: int, tokens: int) -> Tensor | None:
+def of_whole_sequences(rows: Tensor, places: TokenPlaces, batch: int, tokens: int) -> Tensor | None:
     """The rows (batch, heads, tokens, tokens) of rows (groups, heads, size, size), or (groups *
     heads, size, size); None if the groups are others, or leave out a token.
     """

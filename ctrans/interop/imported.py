@@ -98,12 +98,16 @@ class Imported(nn.Module):
         """Reads the parts of its depth."""
         model = self.model
         self.adapter = adapter
-        with as_found(model), torch.no_grad():
-            structures, like = self.adapter.structures()
-            _expose_maps(
-                self.adapter, structures, like, every_block=not has_weights_on_demand(model)
-            )
-            self.adapter.check(depth_of(structures, 1.0))
+        adapter.is_opening = True
+        try:
+            with as_found(model), torch.no_grad():
+                structures, like = adapter.structures()
+                _expose_maps(
+                    adapter, structures, like, every_block=not has_weights_on_demand(model)
+                )
+                adapter.check(depth_of(structures, 1.0))
+        finally:
+            adapter.is_opening = False
         self.depth = depth_of(structures, check_dt(dt))
         for part in self.depth.modules():
             if isinstance(part, AdaptedNorm):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_structure import Structure
-from solvers import ConfigError
+from solvers import ConfigError, version_of
 
 REMEMBERED = 8
 """For how many shapes of the state the contexts are cached."""
@@ -48,6 +48,9 @@ class ModelAdapter(ABC):
     notes: tuple[str, ...] = ()
     """What is said of the model besides what its maps do not show."""
 
+    is_opening: bool = False
+    """Whether it is being read, so that its weights stay as they are."""
+
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
         self.anatomy = anatomy
@@ -57,6 +60,13 @@ class ModelAdapter(ABC):
         """Which tokens of the example its padding mask leaves; None if all, or if it has none."""
         self.like_padding = 0
         """How many tokens of the example look like padding that no mask hides."""
+
+    def versions(self) -> tuple[tuple[int, int | None], ...]:
+        """Which tensors its weights are, and how often each was written; none while it is read."""
+        if self.is_opening:
+            return ()
+        weights = (*self.model.parameters(), *self.model.buffers())
+        return tuple((id(weight), version_of(weight)) for weight in weights)
 
     @abstractmethod
     def predicts(self) -> bool:

@@ -56,7 +56,7 @@ from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import has_pull, same, same_where_finite
 from ctrans.interop.whole_modules import whole_modules
 from ctrans.measure.attention.attention_calls import unseen
-from solvers import ConfigError, version_of
+from solvers import ConfigError
 
 
 class StreamAdapter(ModuleAdapter):
@@ -310,9 +310,7 @@ class StreamAdapter(ModuleAdapter):
         """The operations of a pass whose states have the shape of x."""
         shape = tuple(x.shape[-3:-1])
         # changed weights may change what maps read beside their state
-        weights = (*self.model.parameters(), *self.model.buffers())
-        versions = tuple((id(weight), version_of(weight)) for weight in weights)
-        key = (shape, x.dtype, x.device, versions, self.padding)
+        key = (shape, x.dtype, x.device, self.versions(), self.padding)
         if key not in self._graphs:
             like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
             with unseen(), torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ctrans.base.shapes import TokenRows
 from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.groups_of_tokens import Places, numbered, places_in
+from ctrans.interop.groups_of_tokens import TokenPlaces, numbered, places_in
 from ctrans.interop.operation_names import PRODUCTS
 from ctrans.interop.operations import CallSite, Graph
 from ctrans.interop.products import product_at
@@ -81,7 +81,7 @@ class MapOfOperations(Replayed):
         self.own = own.shape
         return self.adapter.axes.rows_like(self._run(graph, order, {first: own}, last), x)
 
-    def places_of_tokens(self, x: Tensor) -> Places | None:
+    def places_of_tokens(self, x: Tensor) -> TokenPlaces | None:
         """Where its first linear map gets the tokens of states x, in groups; None if it gets more
         than moved states.
         """

@@ -131,8 +131,18 @@ def test_windows_of_an_image_are_put_back_in_their_order():
             torch.testing.assert_close(state, own.flatten(1, 2))
     attention, ffn = model.depth.sublayers[:2]
     assert isinstance(ffn.field, ExposesWeights)
-    # its rows are of tokens in the order of the windows
-    assert not isinstance(attention.attention.field, ExposesRows)
+    assert isinstance(attention.attention.field, ExposesRows)
+    given = attention.given(states[0])
+    rows = attention.attention.field.probabilities(given)
+    q, k = (
+        of(given).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+        for of in module.attentions[0].maps[:2]
+    )
+    place = torch.arange(4) // 2
+    window = (2 * place[:, None] + place).flatten()
+    apart = window[:, None] != window
+    expected = (q @ k.mT / HEAD**0.5).masked_fill(apart, -torch.inf).softmax(-1)
+    torch.testing.assert_close(rows, expected)
 
 
 class Prefixed(Model):

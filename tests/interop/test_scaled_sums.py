@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
+from ctrans.control.model_check import check_model
+from ctrans.control.regularization import Regularization
 from ctrans.dynamics.residual import KeptShare
 from ctrans.interop import open_model
 from ctrans.measure.forward.bounds import BoundsByDepth
@@ -156,3 +158,44 @@ def negative(block, x, v):
 def test_other_factors_are_said(join):
     opened = open_model(Model(join).eval(), example=ids(), loss="next")
     assert "gate or factor of each entry is not read" in opened.described
+
+
+class OneBlock(nn.Module):
+    """a_k x + b_k f_k(N x) twice, with norms that do not see the size of x."""
+
+    def __init__(self, shares, scales):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.fields = nn.ModuleList([CausalAttention(), feed_forward()])
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(WIDTH, eps=1e-14, elementwise_affine=False) for _ in range(3)
+        )
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.shares = shares
+        self.scales = scales
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for a, b, norm, field in zip(
+            self.shares, self.scales, self.norms, self.fields, strict=False
+        ):
+            x = a * x + b * field(norm(x))
+        return self.head(self.norms[-1](x))
+
+
+@pytest.mark.slow
+def test_the_penalty_is_that_of_the_same_function_without_shares():
+    """a x + f(N x) is a (x + f(N x)/a), and norms do not see the factor a."""
+    a = 0.8
+    checks = []
+    for shares, scales in (((a, a), (1.0, 1.0)), ((1.0, 1.0), (1 / a, 1 / a**2))):
+        torch.manual_seed(0)
+        module = OneBlock(shares, scales).double().eval()
+        opened = open_model(module, example=ids()[:1], loss="next")
+        decay = Regularization(weight_decay=0.5)
+        checks.append(check_model(opened.model, ids()[:1], ids()[:1].roll(-1, 1), decay))
+    with_shares, without = (check.training_threshold for check in checks)
+    assert math.isfinite(with_shares.upper)
+    assert with_shares.lower == pytest.approx(without.lower, rel=1e-6)
+    assert with_shares.upper == pytest.approx(without.upper, rel=1e-6)
+    assert [each.step_verdict for each in checks] == ["degenerate"] * 2
