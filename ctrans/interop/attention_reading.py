@@ -172,6 +172,7 @@ def _rows_alone(
         changed_output = chain(others, **context)
     ways: list[See] = [
         LastRows.all_that_average,
+        LastRows.heads_first,
         LastRows.of_another_sequence,
         # others, as of an encoder in the same operations, do not depend on the state
         partial(LastRows.numbered, numbers=last_rows.that_differ(other_rows)),
@@ -184,6 +185,8 @@ def _rows_alone(
             continue
         test = _Changed(x, is_changed, rows, changed, output, changed_output)
         if test.weigh_tokens():
+            if see is LastRows.heads_first:
+                reason = "its rows count heads before sequences"
             return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)
         if test.weigh_others():
             return RowsReading(rows.shape[1], f"rows alone are known: {CROSSING}", see)

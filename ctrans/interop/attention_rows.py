@@ -217,6 +217,20 @@ class LastRows:
             return None
         return rows
 
+    def heads_first(self) -> Tensor | None:
+        """The rows of the only product that averages, whose first axis counts heads and then
+        sequences.
+        """
+        averaging = self._computed.averaging
+        batch, tokens = self._calls[-1].x.shape[:2]
+        if self._computed.unused or len(averaging) != 1 or averaging[0].dim() != 3:
+            return None
+        rows = averaging[0]
+        if len(rows) % batch or rows.shape[1:] != (tokens, tokens):
+            return None
+        by_head: Tensor = rows.unflatten(0, (-1, batch))
+        return by_head.transpose(0, 1)
+
     def that_differ(self, other: LastRows) -> tuple[int, ...]:
         """The numbers of the rows that average and are others in another pass; none if the two
         passes have not as many.

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+MASKING = (NORM, "masked_fill", "masked_fill_", "layer_norm", "rms_norm")
+"""Operations of a part that masks the state."""
 AFFINE = (
     "it multiplies the state by numbers and adds what its parts do not change: an earlier state,"
     " which derivatives hold fixed, coordinates, or a vector"
@@ -206,6 +208,8 @@ class PartsReader:
             return "it is a gated sum a x + f(x), whose gate or factor of each entry is not read"
         if "batch_norm" in names and names <= {"batch_norm", *MOVES}:
             return "it is a batch norm: a scale and an offset of each channel"
+        if {"masked_fill", "masked_fill_"} & names and names <= {*MASKING, *MOVES}:
+            return "it sets tokens to a number where a mask hides them, behind a norm or alone"
         return "it is no single sum x + f(x): it mixes states, or later parts read its states"
 
     def _is_affine(self, step: StreamPart) -> bool:

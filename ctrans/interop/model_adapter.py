@@ -195,7 +195,7 @@ def tensor_in(output: Any) -> Tensor | None:
     """The logits or last hidden state in a model's output; None if there is none.
 
     In a tuple it is the first floating-point tensor with axes, as a scalar loss may come first. In
-    a mapping without a known name it is the only such tensor.
+    a mapping without a known name it is the only such tensor, or the only one of logits.
     """
     if isinstance(output, Tensor):
         return output
@@ -211,9 +211,12 @@ def tensor_in(output: Any) -> Tensor | None:
             return entry
     if not isinstance(output, Mapping):
         return None
-    tensors: list[Tensor] = [part for part in output.values() if _of_numbers(part)]
-    if len(tensors) == 1:
-        return tensors[0]
+    tensors = {name: part for name, part in output.items() if _of_numbers(part)}
+    of_logits = [part for name, part in tensors.items() if str(name).endswith("logits")]
+    for found in (of_logits, list(tensors.values())):
+        if len(found) == 1:
+            only: Tensor = found[0]
+            return only
     return None
 
 

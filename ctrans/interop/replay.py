@@ -233,9 +233,15 @@ class Replayed(nn.Module):
             return "has no product of matrices"
         last = operations[places[-1]]
         behind = [each.name for each in operations[places[-1] + 1 :] if each.part is None]
-        changes = [name for name in dict.fromkeys(behind) if name not in (*MOVES, *CONVERSIONS)]
+        unchanged = (*MOVES, *CONVERSIONS, "clone")
+        changes = [name for name in dict.fromkeys(behind) if name not in unchanged]
         if changes:
             return f"does not end in a linear map: {', '.join(changes)} follows its last one"
+        if self.axes is not None and self.axes.copies > 1:
+            return (
+                f"reads each sequence of its states as {self.axes.copies}, and linear maps are not"
+                " read there"
+            )
         if last.site in self.modules_by_site:
             return "puts tokens in another order behind its last linear map, as windows do"
         tensors = len(last.reads)

@@ -66,6 +66,11 @@ def steps_of_the_stream(
         sums = _of_commonest_size(graph, [each for each in among if each.x in behind])
         if not sums:
             return []
+    if len(sums) == 1:
+        inner = _inside_of(graph, sums[0])
+        if inner:
+            sums = inner
+            sink = inner[-1].y
     if not sums:
         steps = _gated(graph, sink, is_norm)
         if steps:
@@ -429,6 +434,16 @@ def _sums(graph: Graph, sink: int) -> list[Sum]:
             found = _chain(graph, graph.before(sink))
 
     return _of_commonest_size(graph, found)
+
+
+def _inside_of(graph: Graph, outer: Sum) -> list[Sum]:
+    """The stream inside of the map of the only sum, as of a Transformer with a skip around it."""
+    inside = graph.after(outer.x) - {outer.x}
+    for term in outer.terms:
+        found = _of_commonest_size(graph, _chain(graph, inside & graph.before(term.number)))
+        if len(found) >= FEWEST and found[0].x in inside:
+            return found
+    return []
 
 
 def _of_commonest_size(graph: Graph, sums: list[Sum]) -> list[Sum]:

@@ -48,7 +48,10 @@ class StateAxes:
 
     def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
         """The output y of a map of the states x, sequences first, whatever its axes."""
-        if y.dim() == 2 or y.dim() != self.number:
+        swapped = self._swapped(y, x.shape)
+        if swapped is not None:
+            rows = swapped
+        elif y.dim() == 2 or y.dim() != self.number:
             rows = y.reshape(*x.shape[:-1], -1)
         else:
             rows = self.rows(y)
@@ -63,6 +66,9 @@ class StateAxes:
         """States (batch, tokens, width) with the module's own axes, of that shape."""
         if len(shape) == 2:
             return x.reshape(tuple(shape))
+        swapped = self._swapped(x, shape)
+        if swapped is not None:
+            return swapped
         axes = [axis for axis in range(len(shape)) if axis not in (self.batch, self.width)]
         turned = [shape[axis] for axis in (self.batch, *axes, self.width)]
         return x.reshape(turned).movedim((0, -1), (self.batch, self.width))
@@ -71,6 +77,20 @@ class StateAxes:
         """The state in the form of the module's own. A copy, which the module may change."""
         turned = x.reshape(self._turned(like).shape)
         return turned.movedim((0, -1), (self.batch, self.width)).clone()
+
+    def _swapped(self, x: Tensor, shape: Sequence[int]) -> Tensor | None:
+        """x with its first two axes in the order that they have in that shape, as a part of a model
+        may turn them for itself; None if the shape does not tell it.
+        """
+        sizes = tuple(x.shape[:-1])
+        has_channels_last = self.number == self.width + 1 == x.dim() == len(shape) == 3
+        if not has_channels_last or sizes[0] == sizes[1]:
+            return None
+        if tuple(shape[:2]) == sizes:
+            return x
+        if tuple(shape[:2]) == sizes[::-1]:
+            return x.transpose(0, 1)
+        return None
 
     def _turned(self, x: Tensor) -> Tensor:
         return x.movedim((self.batch, self.width), (0, -1))

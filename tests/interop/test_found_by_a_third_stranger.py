@@ -291,3 +291,120 @@ def test_blocks_that_are_one_are_said_to_be():
     assert "some of its parts use the weights of earlier ones again" in opened.described
     opened = open_model(made(Bidirectional), example=ids(), loss="next")
     assert "use the weights of earlier ones" not in opened.described
+
+
+class Around(Blocks):
+    """A Transformer of one list of blocks, with a skip around it."""
+
+    def __init__(self, block, norm=None):
+        super().__init__(block, norm)
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.out_of = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids):
+        outer = self.embedding(ids)
+        x = self.into(outer)
+        self.states = [x]
+        for block in self.blocks:
+            x = block(x, self.states)
+        return self.head(outer + self.out_of(x))
+
+
+def test_a_stream_within_one_outer_sum_is_read():
+    torch.manual_seed(0)
+    module = Around(Bidirectional).double().eval()
+    opened = open_model(module, example=ids())
+    assert opened.model.config.placement == "pre"
+    assert [part.kind for part in opened.depth.sublayers] == ["attention", "ffn"] * 2
+    assert_states_are_its_own(opened, module, ids())
+    states = opened.trajectory(ids()).states
+    torch.testing.assert_close(opened.head(states[-1]), module(ids()))
+
+
+class HeadsFirst(OwnAttention):
+    """Heads and sequences share an axis, heads first."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 3, 0, 1, 4).flatten(1, 2)
+        self.rows = torch.bmm(q, k.mT).softmax(-1)
+        y = torch.bmm(self.rows, v).unflatten(0, (HEADS, -1))
+        return y.permute(1, 2, 0, 3).flatten(-2)
+
+
+def test_rows_may_count_heads_before_sequences():
+    module = made(HeadsFirst)
+    opened = open_model(module, example=ids(), loss="next")
+    attention = opened.depth.sublayers[0]
+    rows = attention.field.probabilities(attention.given(opened.embed(ids())))
+    module(ids())
+    expected = module.blocks[0].rows.unflatten(0, (HEADS, -1)).transpose(0, 1)
+    torch.testing.assert_close(rows, expected)
+    assert "its rows count heads before sequences" in opened.described
+
+
+class Masked(Bidirectional):
+    """Padded tokens are set to 0 behind each norm of a sum."""
+
+    def forward(self, x, states):
+        padding = (torch.arange(x.shape[1]) > 6)[:, None]
+        x = self.norm(x + self.out(self.averages(x))).masked_fill(padding, 0)
+        return self.norm(x + self.ffn(x)).masked_fill(padding, 0)
+
+
+def test_what_masks_the_state_is_said():
+    opened = open_model(made(Masked), example=ids())
+    assert "it sets tokens to a number where a mask hides them" in opened.described
+
+
+class ReturnsDetections(Blocks):
+    def forward(self, ids):
+        logits = super().forward(ids)
+        return {"pred_boxes": logits[..., :4].sigmoid(), "pred_logits": logits}
+
+
+def test_the_only_output_of_logits_is_the_output():
+    torch.manual_seed(0)
+    module = ReturnsDetections(Bidirectional).double().eval()
+    opened = open_model(module, example=ids())
+    expected = module(ids())["pred_logits"]
+    torch.testing.assert_close(opened(ids())[0], expected)
+
+
+class ConvolutionsOfSequences(Bidirectional):
+    """The states are (tokens, sequences, width), and a part turns them for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv1d(WIDTH, 2 * WIDTH, 1),
+            nn.GLU(1),
+            nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH),
+            nn.Conv1d(WIDTH, WIDTH, 1),
+        )
+
+    def forward(self, x, states):
+        y = self.norm(x.transpose(0, 1)).transpose(1, 2)
+        x = x + self.convolutions(y).transpose(1, 2).transpose(0, 1)
+        states.append(x)
+        x = x + self.ffn(self.norm(x))
+        states.append(x)
+        return x
+
+
+class TokensBeforeSequences(Blocks):
+    def forward(self, ids):
+        x = self.embedding(ids).transpose(0, 1)
+        self.states = [x]
+        for block in self.blocks:
+            x = block(x, self.states)
+        self.states = [state.transpose(0, 1) for state in self.states]
+        return self.head(self.norm(x)).transpose(0, 1)
+
+
+def test_a_part_may_turn_the_states_for_itself():
+    torch.manual_seed(0)
+    module = TokensBeforeSequences(ConvolutionsOfSequences).double().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    assert opened.model.config.placement == "pre"
+    assert opened.model.config.attention == "a convolution"
+    assert_states_are_its_own(opened, module, ids(1))
