@@ -377,7 +377,8 @@ def _no_values(
     )
     if names:
         reason = (
-            f"; not applied to the state: {', '.join(names)} (relative positions, or a map between)"
+            f"; not applied to the state: {', '.join(names)} (added or relative positions, or a map"
+            " between)"
         )
     else:
         reason = ""

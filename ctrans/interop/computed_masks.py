@@ -92,11 +92,26 @@ class UnreadPairs:
             return
         if unread.shape[0] % self.sequences:
             return
-        by_sequence = unread.reshape(self.sequences, -1, self.tokens, self.tokens).all(1).cpu()
+        by_sequence = self._by_sequence(unread).all(1).cpu()
         if self.found is None:
             self.found = by_sequence
         else:
             self.found = self.found & by_sequence
+
+    def _by_sequence(self, unread: Tensor) -> Tensor:
+        """Pairs (sequences, heads, tokens, tokens). Where both share an axis, the heads come first
+        if only so a mask hides the same from all heads of a sequence.
+        """
+        sequences_first = unread.reshape(self.sequences, -1, self.tokens, self.tokens)
+        heads_first = unread.reshape(-1, self.sequences, self.tokens, self.tokens).transpose(0, 1)
+        if unread.dim() == 3 and not _is_of_all(sequences_first) and _is_of_all(heads_first):
+            return heads_first
+        return sequences_first
+
+
+def _is_of_all(by_sequence: Tensor) -> bool:
+    """Whether all heads of a sequence have the same pairs."""
+    return bool((by_sequence == by_sequence[:, :1]).all())
 
 
 def _masked(mask: Tensor, *, when_true: bool) -> Tensor:

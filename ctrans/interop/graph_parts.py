@@ -137,6 +137,9 @@ class PartsReader:
     def __init__(self, adapter: StreamAdapter, graph: Graph):
         self.adapter = adapter
         self.graph = graph
+        products = [n for n in range(len(graph.operations)) if self._multiplies(n)]
+        self._matrices = set(map(id, graph.read_by(products, -1)))
+        """The weights that products read, by their ids; others are tables or vectors."""
 
     def is_norm(self, first: int, last: int) -> bool:
         """Whether operation `last` is a norm of the one before it."""
@@ -382,8 +385,7 @@ class PartsReader:
         uses = Counter(id(weight) for part in self.adapter.weights for weight in part)
         own = [weight for weight in weights if uses[id(weight)] < 2]
         holder = self.adapter.model.get_submodule(self.graph.path_around(own or weights))
-        # a table of positions is read beside the state
-        others = set(uses) - set(map(id, self.graph.weights(term.start, term.end)))
+        others = (set(uses) & self._matrices) - set(map(id, weights))
         is_shared = any(weight.dim() > 1 and id(weight) in others for weight in holder.parameters())
         if is_shared or holder is self.adapter.model or isinstance(holder, CONTAINERS):
             return MapOfOperations.label

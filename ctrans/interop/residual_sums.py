@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.operation_names import LERP, PRODUCTS, RESHAPES, SUMS
+from ctrans.interop.operation_names import LERP, NORM, PRODUCTS, RESHAPES, SUMS
 from ctrans.interop.operations import Graph, Made, Operation
 from ctrans.interop.products import product_at
 
@@ -20,6 +20,7 @@ COPIES = ("clone", "dropout")
 """Operations that copy their input, in evaluation."""
 PASSED_ON = (*RESHAPES, *COPIES, "type_as", "float", "to")
 """Operations that pass on their input, in evaluation and in its dtype."""
+NORMS = (NORM, "layer_norm", "rms_norm")
 SCALINGS = ("mul", "mul_", "div", "div_")
 
 
@@ -266,9 +267,12 @@ def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
 
 
 def _is_a_state(graph: Graph, n: int) -> bool:
-    """Whether operation n is a later state of a stream, or a sum of such and others, as in a sum of
-    it and the first state. A map may also end in a sum, but that begins with a product of matrices.
+    """Whether operation n is a later state of a stream, normed or not, or a sum of such and others,
+    as in a sum of it and the first state. A map may also end in a sum, but that begins with a
+    product of matrices.
     """
+    while graph.operations[n].name in NORMS:
+        n = graph.operations[n].reads[0]
     begins = sum_at(graph, n)
     if begins is None:
         operands = _operands(graph, Scaled(n, n)) or []

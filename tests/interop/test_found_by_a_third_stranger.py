@@ -408,3 +408,50 @@ def test_a_part_may_turn_the_states_for_itself():
     assert opened.model.config.placement == "pre"
     assert opened.model.config.attention == "a convolution"
     assert_states_are_its_own(opened, module, ids(1))
+
+
+class PaddedHeadsFirst(HeadsFirst):
+    """A padding mask of each sequence, for all heads of the first before those of the second."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 3, 0, 1, 4).flatten(1, 2)
+        lengths = torch.tensor([[9], [4]])[: len(x)]
+        hidden = (torch.arange(x.shape[1]) >= lengths).unsqueeze(1).repeat(HEADS, 1, 1)
+        rows = torch.bmm(q, k.mT).masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.bmm(rows, v).unflatten(0, (HEADS, -1)).permute(1, 2, 0, 3).flatten(-2)
+
+
+def test_a_mask_of_heads_before_sequences_hides_the_padding_of_each_sequence():
+    opened = open_model(made(PaddedHeadsFirst), example=ids())
+    assert "a padding mask hides 5 of 18 tokens of its example" in opened.described
+
+
+class WithQueries(nn.Module):
+    """An encoder, and a decoder whose learned queries are added to its states."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Blocks(DeepNormed)
+        self.queries = nn.Parameter(torch.randn(5, WIDTH))
+        self.decoder = nn.ModuleList(
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.encoder.embedding(ids)
+        states = [x]
+        for block in self.encoder.blocks:
+            x = block(x, states)
+        queries = self.queries.unsqueeze(0).repeat(len(ids), 1, 1)
+        target = torch.zeros_like(queries)
+        for attention, norm in zip(self.decoder, self.norms, strict=True):
+            target = norm(target + attention(target + queries, x, x)[0])
+        return target
+
+
+def test_positions_that_are_added_to_states_are_no_sums_of_the_stream():
+    torch.manual_seed(0)
+    opened = open_model(WithQueries().double().eval(), example=ids())
+    assert opened.model.config.blocks == 2
+    assert "2 of its sums x + f(x)" in opened.described
