@@ -552,12 +552,18 @@ def test_rows_of_heads_in_the_first_axis_are_told_from_those_of_sequences():
             q, k, v = (
                 by_head(z).transpose(0, 1).flatten(0, 1) for z in self.qkv[i](x).chunk(3, -1)
             )
-            rows = (q @ k.mT / 2).softmax(-1)
-            y = (rows @ v).unflatten(0, (HEADS, -1)).transpose(0, 1)
+            self.rows = (q @ k.mT / 2).softmax(-1)
+            y = (self.rows @ v).unflatten(0, (HEADS, -1)).transpose(0, 1)
             return self.out[i](y.transpose(-2, -3).flatten(-2))
 
-    opened = ctrans.open_model(made(Folded), example=TOKENS[:1])
-    assert not hasattr(opened.depth.sublayers[0].field, "probabilities")
+    model = made(Folded)
+    opened = ctrans.open_model(model, example=TOKENS[:1])
+    attention = opened.depth.sublayers[0]
+    given = attention.given(opened.embed(TOKENS))
+    with torch.no_grad():
+        model.attend(0, given)
+        rows = model.rows.unflatten(0, (HEADS, -1)).transpose(0, 1)
+        assert near(attention.field.probabilities(given), rows)
 
 
 def test_a_sublayer_is_compared_with_its_like():
