@@ -26,7 +26,7 @@ from ctrans.interop.block_structure import Structure, period_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, as_norm
-from ctrans.interop.operation_names import MOVES, NORM, PRODUCTS, SUMS
+from ctrans.interop.operation_names import MASKS, MOVES, NORM, PRODUCTS, SUMS
 from ctrans.interop.operations import Graph, Operation
 from ctrans.interop.parallel_terms import MapOfTerm, in_parallel
 from ctrans.interop.replay import NotReplayedError, Replayed
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 
 WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-MASKING = (NORM, "masked_fill", "masked_fill_", "layer_norm", "rms_norm")
-"""Operations of a part that masks the state."""
+MASKED = "it sets tokens to a number where a mask hides them"
 AFFINE = (
     "it multiplies the state by numbers and adds what its parts do not change: an earlier state,"
     " which derivatives hold fixed, coordinates, or a vector"
 )
+MIXES = (AFFINE, MASKED)
+"""Why a part only multiplies the state by numbers, and adds what does not depend on it."""
 Samples = Sequence[tuple[Tensor, Tensor]]
 """States before a part of a model, and behind it."""
 
@@ -211,8 +212,8 @@ class PartsReader:
             return "it is a gated sum a x + f(x), whose gate or factor of each entry is not read"
         if "batch_norm" in names and names <= {"batch_norm", *MOVES}:
             return "it is a batch norm: a scale and an offset of each channel"
-        if {"masked_fill", "masked_fill_"} & names and names <= {*MASKING, *MOVES}:
-            return "it sets tokens to a number where a mask hides them, behind a norm or alone"
+        if set(MASKS) & names and names <= {*MASKS, *MOVES}:
+            return MASKED
         return "it is no single sum x + f(x): it mixes states, or later parts read its states"
 
     def _is_affine(self, step: StreamPart) -> bool:

@@ -26,6 +26,8 @@ TURNS = ("transpose", "permute", "movedim")
 """Operations that change the order of axes."""
 MOVES = (*RESHAPES, *TURNS, "dropout")
 """Operations that change the order or the shape of axes."""
+MASKS = ("masked_fill", "masked_fill_")
+"""Operations that set entries to a number where a mask hides them."""
 CONVERSIONS = ("to", "type_as", "float", "double", "half", "bfloat16")
 """Operations that change the dtype."""
 PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")

@@ -16,7 +16,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.operation_names import RESHAPES, SUMS, TURNS
+from ctrans.interop.operation_names import MASKS, RESHAPES, SUMS, TURNS
 from ctrans.interop.operations import Graph
 from ctrans.interop.residual_sums import (
     PASSED_ON,
@@ -88,13 +88,16 @@ def steps_of_the_stream(
             first = steps[-1].last
         end = _in_its_shape(graph, each.y, sums)
         if then is None:
-            between = [(one.y, later.x) for one, later in pairwise(sums)]
+            between = [(one.y, _unmasked(graph, later.x)) for one, later in pairwise(sums)]
             end = _behind_its_norm(graph, between, end, sink, is_norm)
             steps.append(StreamPart(first, end, each))
         elif reshaped(graph, then.x)[-1] == reshaped(graph, each.y)[-1]:
             steps.append(StreamPart(first, end, each))
         elif is_norm(each.y, then.x):
             steps.append(StreamPart(first, then.x, each))
+        elif is_norm(each.y, _unmasked(graph, then.x)):
+            normed = _unmasked(graph, then.x)
+            steps += [StreamPart(first, normed, each), StreamPart(normed, then.x, None)]
         else:
             if any(is_norm(one.y, other.x) for one, other in pairwise(sums)):
                 end = _last_norm(graph, end, then.x, is_norm)  # coordinates may follow it
@@ -108,6 +111,13 @@ def steps_of_the_stream(
         *_gated_after(graph, steps[-1].last, sink),
     ]
     return _through_bottlenecks(graph, steps, sink)
+
+
+def _unmasked(graph: Graph, n: int) -> int:
+    """The operation of which n has some tokens set to a number, such as those of padding."""
+    while graph.operations[n].name in MASKS:
+        n = graph.operations[n].reads[0]
+    return n
 
 
 def _scaled_behind(graph: Graph, sums: Sequence[Sum], sink: int) -> list[Sum]:

@@ -30,7 +30,7 @@ from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import MIX, Structure
 from ctrans.interop.find_blocks import blocks_named
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.graph_parts import AFFINE, PartsReader, Samples, check_step, structures_of
+from ctrans.interop.graph_parts import MIXES, PartsReader, Samples, check_step, structures_of
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.named_modules import (
@@ -425,7 +425,7 @@ class StreamAdapter(ModuleAdapter):
     def _whole_part(self, k: int, reason: str, state: Tensor) -> Sublayer:
         """The k-th part as the module itself, from state to state."""
         field = StreamMap(self, k, self.weights[k], f"{reason}{self.because}")
-        field.label = MIX if reason == AFFINE else field.label
+        field.label = MIX if reason in MIXES else field.label
         field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
         return Sublayer(field, "part")
 

@@ -353,6 +353,13 @@ class Masked(Bidirectional):
 
 def test_what_masks_the_state_is_said():
     opened = open_model(made(Masked), example=ids())
+    assert opened.model.config.placement == "post, mix"
+    assert [part.kind for part in opened.depth.sublayers[:4]] == [
+        "attention",
+        "part",
+        "ffn",
+        "part",
+    ]
     assert "it sets tokens to a number where a mask hides them" in opened.described
 
 
