@@ -89,6 +89,8 @@ class Replayed(nn.Module):
     rows: tuple[int, int] | None = None
     """The numbers of sequences and of tokens, where `first` has states."""
     tokens_first = False
+    adapter: Any = None
+    """The adapter of the model, for maps of states."""
     axes: StateAxes | None = None
     own: torch.Size = torch.Size()
     """The axes of the model's own states, and the shape of the one that `first` has."""

@@ -56,6 +56,7 @@ class MapOfOperations(Replayed):
     """
 
     label = "operations"
+    adapter: StreamAdapter
     mixing = ""
     """What mixes its tokens if no rows do."""
     averages_with_rows = True

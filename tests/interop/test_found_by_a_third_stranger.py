@@ -462,3 +462,27 @@ def test_positions_that_are_added_to_states_are_no_sums_of_the_stream():
     opened = open_model(WithQueries().double().eval(), example=ids())
     assert opened.model.config.blocks == 2
     assert "2 of its sums x + f(x)" in opened.described
+
+
+class WithUsualNames(Bidirectional):
+    """Its linear maps have names that maps of ctrans use too."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = nn.Linear(WIDTH, 2 * WIDTH)
+        self.rows = nn.Linear(2 * WIDTH, WIDTH)
+        self.graph = nn.LayerNorm(WIDTH)
+
+    def forward(self, x, states):
+        x = x + self.out(self.averages(self.norm(x)))
+        states.append(x)
+        x = x + self.rows(F.gelu(self.adapter(self.graph(x))))
+        states.append(x)
+        return x
+
+
+def test_maps_may_have_any_name():
+    module = made(WithUsualNames)
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    assert not opened.model.config.unread
