@@ -189,7 +189,9 @@ def _rows_alone(
                 reason = "its rows count heads before sequences"
             return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)
         if test.weigh_others():
-            return RowsReading(rows.shape[1], f"rows alone are known: {CROSSING}", see)
+            if not last_rows.are_of_groups:
+                reason = CROSSING
+            return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)
     return None
 
 

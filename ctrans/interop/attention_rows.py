@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.interop.block_calls import tensors_in
-from ctrans.interop.groups_of_tokens import of_whole_sequences
+from ctrans.interop.groups_of_tokens import are_in_order, of_whole_sequences
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, tolerance
 from ctrans.measure.attention.attention_calls import AttentionCalls, KernelCall, looks
@@ -184,6 +184,8 @@ class LastRows:
     """
 
     def __init__(self, calls: Sequence[RecordedCall], computed: ComputedRows):
+        self.are_of_groups = False
+        """Whether the last rows that were asked for are of groups of tokens."""
         self._calls = calls
         self._computed = computed
 
@@ -262,12 +264,13 @@ class LastRows:
         call = self._calls[-1]
         batch, tokens = call.x.shape[:2]
         places_of_tokens: Any = getattr(call.module, "places_of_tokens", None)
-        if rows.shape[-2] >= tokens or places_of_tokens is None:
+        if rows.shape[-2] > tokens or places_of_tokens is None:
             return rows
         places = places_of_tokens(call.x)
-        if places is None:
+        if places is None or are_in_order(places):
             return rows
         whole = of_whole_sequences(rows, places, batch, tokens)
+        self.are_of_groups = whole is not None
         return rows if whole is None else whole
 
     def _by_head(self, rows: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ not. Each f is N_out m(N_in x). A norm is found by what its operations compute (
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
@@ -33,14 +34,19 @@ from ctrans.interop.replay import NotReplayedError, Replayed
 from ctrans.interop.residual_scale import ScaledOutput, keeping
 from ctrans.interop.residual_stream import StreamPart
 from ctrans.interop.residual_sums import PASSED_ON, SCALINGS, Scaled, Sum, reshaped, summands
-from ctrans.interop.stream_map import MapOfOperations, MapOfPass
+from ctrans.interop.stream_map import MapOfOperations, MapOfPass, NumberOfWeights
 from ctrans.interop.tolerances import same_where_finite
+from solvers import ConfigError
 
 if TYPE_CHECKING:
     from ctrans.interop.stream_adapter import StreamAdapter
 
 WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+UNSEEN = (
+    "code that torch does not show makes a tensor in it, as scripted code does, so that ctrans"
+    " cannot follow it"
+)
 MASKED = "it sets tokens to a number where a mask hides them"
 AFFINE = (
     "it multiplies the state by numbers and adds what its parts do not change: an earlier state,"
@@ -197,7 +203,8 @@ class PartsReader:
         if step.sum.share == 1:
             return sublayer, length
         if state_norm is None:
-            sublayer.residual = KeptShare(state.shape[-1], step.sum.share)
+            weights = tuple(NumberOfWeights(self.graph, each) for each in step.sum.made_by)
+            sublayer.residual = KeptShare(state.shape[-1], step.sum.factor, weights)
             return sublayer, length
         return keeping(sublayer, state_norm, step.sum.share), length
 
@@ -206,15 +213,30 @@ class PartsReader:
 
     def _why_no_sum(self, step: StreamPart) -> str:
         names = {self.graph.operations[n].name for n in self._inside_part(step)}
+        if self._reads_unseen(step):
+            return UNSEEN
         if self._is_affine(step):
             return AFFINE
         if step.is_gated:
-            return "it is a gated sum a x + f(x), whose gate or factor of each entry is not read"
+            return (
+                "it is a gated sum a x + f(x), whose gate, or factor that is no positive number, is"
+                " not read"
+            )
         if "batch_norm" in names and names <= {"batch_norm", *MOVES}:
             return "it is a batch norm: a scale and an offset of each channel"
         if set(MASKS) & names and names <= {*MASKS, *MOVES}:
             return MASKED
         return "it is no single sum x + f(x): it mixes states, or later parts read its states"
+
+    def _reads_unseen(self, step: StreamPart) -> bool:
+        """Whether a part reads a tensor like the state which code made that torch does not show."""
+        size = (self.graph.operations[step.first].shape or torch.Size()).numel()
+        read = {m for n in self._inside_part(step) for m in self.graph.operations[n].reads}
+        unknown = [self.graph.operations[m] for m in read - {0, step.first}]
+        return any(
+            each.site is None and not each.path and (each.shape or torch.Size()).numel() == size
+            for each in unknown
+        )
 
     def _is_affine(self, step: StreamPart) -> bool:
         """Whether a part multiplies the state by numbers, and adds what it does not depend on."""
@@ -367,7 +389,11 @@ class PartsReader:
         x = state
         if term.input_norm is not None:
             x = term.input_norm(state)
-        chain.find_output_projection(x)
+        if len(x) == x.shape[-2]:  # as many sequences as tokens hide the order of axes
+            with contextlib.suppress(ConfigError):
+                chain.find_output_projection(torch.cat([x, x[:1]]))
+        else:
+            chain.find_output_projection(x)
         averages = averages_among(self.graph, self._inside(term))
         if not averages and not (x.shape[-2] > 1 and mixes_tokens(chain, x)):
             return "ffn", chain, length

@@ -28,6 +28,15 @@ def places_in(moved: Float[Tensor, "*places width"]) -> TokenPlaces | None:
     return places
 
 
+def are_in_order(places: TokenPlaces) -> bool:
+    """Whether these are the tokens of all sequences one after the other, or the first tokens of all
+    before the second ones.
+    """
+    in_order = torch.arange(places.numel(), device=places.device)
+    turned = places.mT if places.dim() == 2 else places
+    return torch.equal(places.flatten(), in_order) or torch.equal(turned.flatten(), in_order)
+
+
 def numbered(like: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
     """States of which each token has its number as all its entries, counted from 1: zeros are what
     is filled in.

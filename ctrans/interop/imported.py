@@ -323,6 +323,8 @@ def _expose_maps(
     readings: dict[object, list[SublayerReadings]] = {}
     if len(like) == 1:  # with two sequences the order of axes shows
         like = torch.cat([like, like])
+    if len(like) == like.shape[-2]:  # as many sequences as tokens hide it
+        like = torch.cat([like, like[:1]])
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
         key: object

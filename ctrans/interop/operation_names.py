@@ -22,7 +22,7 @@ RESHAPES = (
     "contiguous",
 )
 """Operations that keep all numbers in their order."""
-TURNS = ("transpose", "permute", "movedim")
+TURNS = ("transpose", "permute", "movedim", "mT", "T")
 """Operations that change the order of axes."""
 MOVES = (*RESHAPES, *TURNS, "dropout")
 """Operations that change the order or the shape of axes."""

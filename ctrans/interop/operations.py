@@ -57,6 +57,8 @@ def name_of(function: Function) -> str:
             return "linear"
         return NORM
     name: str = function.__name__
+    if name == "__get__":  # of a property, such as x.mT
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
     return name
 
 

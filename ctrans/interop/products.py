@@ -121,7 +121,7 @@ def _pointwise(graph: Graph, operation: Operation) -> Product | None:
         return None
     is_plain = (
         _all_are(named.get("stride", 1), 1)
-        and _all_are(named.get("padding", 0), 0)
+        and (named.get("padding", 0) in ("same", "valid") or _all_are(named.get("padding", 0), 0))
         and named.get("groups", 1) == 1
     )
     if not is_plain:

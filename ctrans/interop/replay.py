@@ -244,8 +244,12 @@ class Replayed(nn.Module):
                 f"reads each sequence of its states as {self.axes.copies}, and linear maps are not"
                 " read there"
             )
-        if last.site in self.modules_by_site:
+        if set(behind) & set(CONVERSIONS):
+            return "changes the dtype behind its last linear map"
+        if last.site in self.modules_by_site and behind:
             return "puts tokens in another order behind its last linear map, as windows do"
+        if last.site in self.modules_by_site:
+            return "does not end in one linear map"
         tensors = len(last.reads)
         return f"ends in {last.name} of {tensors} tensors, which is not read as a linear map"
 

@@ -143,7 +143,14 @@ def _scaled_at(graph: Graph, each: Sum, n: int) -> Sum | None:
     if share in (None, 1.0) or not is_of_the_sum or each.offset is not None:
         return None
     terms = tuple(term.times(share) for term in each.terms)
-    return replace(each, y=n, share=share * each.share, terms=terms)
+    return replace(
+        each,
+        y=n,
+        share=share * each.share,
+        terms=terms,
+        factor=product.factor * each.factor,
+        made_by=(*product.made_by, *each.made_by),
+    )
 
 
 def _gated(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list[StreamPart]:

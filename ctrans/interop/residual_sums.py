@@ -25,6 +25,14 @@ SCALINGS = ("mul", "mul_", "div", "div_")
 
 
 @dataclass(frozen=True)
+class MadeBy:
+    """A number w that operation `number` makes of weights; 1 - w if it `is_rest`."""
+
+    number: int
+    is_rest: bool = False
+
+
+@dataclass(frozen=True)
 class Scaled:
     """A tensor times numbers and weights: the operation that makes the tensor, and these.
 
@@ -35,9 +43,14 @@ class Scaled:
     outer: int
     factor: float = 1.0
     scales: tuple[Tensor, ...] = ()
+    made_by: tuple[MadeBy, ...] = ()
+    """What makes the scales."""
 
     def times(self, factor: float) -> Scaled:
-        return Scaled(self.number, self.outer, factor * self.factor, self.scales)
+        return replace(self, factor=factor * self.factor)
+
+    def times_weight(self, scale: Tensor, made_by: MadeBy) -> Scaled:
+        return replace(self, scales=(*self.scales, scale), made_by=(*self.made_by, made_by))
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,9 @@ class Sum:
     share: float
     terms: tuple[Scaled, ...]
     offset: int | None = None
+    factor: float = 1.0
+    made_by: tuple[MadeBy, ...] = ()
+    """a is this factor times what these make of weights."""
 
 
 def unscaled(graph: Graph, n: int) -> Scaled:
@@ -70,6 +86,7 @@ def _factored(graph: Graph, n: int) -> Iterator[Scaled]:
     outer = n
     factor = 1.0
     scales: tuple[Tensor, ...] = ()
+    made_by: tuple[MadeBy, ...] = ()
     yield Scaled(n, outer)
     while True:
         operation = graph.operations[n]
@@ -83,6 +100,7 @@ def _factored(graph: Graph, n: int) -> Iterator[Scaled]:
             other = _factor(graph, operation, states[0])
             if isinstance(other, Tensor):
                 scales = (*scales, other)
+                made_by = (*made_by, *(MadeBy(m) for m in made if m != states[0]))
             elif other is not None:
                 factor *= other
             else:
@@ -92,7 +110,7 @@ def _factored(graph: Graph, n: int) -> Iterator[Scaled]:
             return
         if graph.operations[n].site is None:
             return
-        yield Scaled(n, outer, factor, scales)
+        yield Scaled(n, outer, factor, scales, made_by)
 
 
 def _factor(graph: Graph, operation: Operation, state: int) -> float | Tensor | None:
@@ -144,14 +162,15 @@ def _operands_of_lerp(graph: Graph, term: Scaled, operation: Operation) -> list[
     if len(operation.args) != 3:
         return None
     x, y, weight = operation.args
-    if isinstance(weight, Made):
-        value = graph.operations[weight.number].output
-        if value.numel() > 1 or not graph.is_of_weights(weight.number):
-            return None
-        weight = float(value)
+    kept, added = (unscaled(graph, each.number).times(term.factor) for each in (x, y))
+    if not isinstance(weight, Made):
+        return [kept.times(1 - weight), added.times(weight)]
+    value = graph.operations[weight.number].output
+    if value.numel() > 1 or not graph.is_of_weights(weight.number):
+        return None
     return [
-        unscaled(graph, each.number).times(share * term.factor)
-        for each, share in ((x, 1 - weight), (y, weight))
+        kept.times_weight(1 - value, MadeBy(weight.number, is_rest=True)),
+        added.times_weight(value, MadeBy(weight.number)),
     ]
 
 
@@ -177,7 +196,9 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
                 return None
             if offsets and not _belongs_to(graph, offsets[0], others) and _adds_to_a_sum(graph, n):
                 return None  # the offset is added to a state
-            return Sum(x.number, n, share, tuple(_collected(others)), *offsets)
+            offset = offsets[0] if offsets else None
+            terms = _collected(others)
+            return Sum(x.number, n, share, tuple(terms), offset, x.factor, x.made_by)
         opened = max(
             (i for i in range(len(terms)) if _operands(graph, terms[i]) is not None),
             key=lambda i: terms[i].number,
@@ -259,10 +280,14 @@ def _state_among(graph: Graph, terms: list[Scaled], n: int) -> Scaled | None:
         if all(n in graph.products_of(x.number, n + 1) for n in others):
             if any(_is_a_state(graph, n) for n in others):
                 return None
-            whole = unscaled(graph, first.outer).factor
-            if whole == 0:
+            inner = unscaled(graph, first.outer)
+            if inner.factor == 0:
                 return None
-            return x.times(first.factor / whole)
+            found = x.times(first.factor / inner.factor)
+            for scale, made_by in zip(first.scales, first.made_by, strict=True):
+                if made_by not in inner.made_by:  # of a lerp
+                    found = found.times_weight(scale, made_by)
+            return found
     return None
 
 

@@ -46,9 +46,11 @@ class StateAxes:
         turned = self._turned(x)
         return turned.reshape(len(turned) // self.copies, -1, turned.shape[-1])
 
-    def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
-        """The output y of a map of the states x, sequences first, whatever its axes."""
-        swapped = self._swapped(y, x.shape)
+    def rows_like(self, y: Tensor, x: Tensor, *, turned: bool | None = None) -> Tensor:
+        """The output y of a map of the states x, sequences first, whatever its axes. `turned` says
+        whether it has tokens first, where the shape does not.
+        """
+        swapped = self._swapped(y, x.shape, turned=turned)
         if swapped is not None:
             rows = swapped
         elif y.dim() == 2 or y.dim() != self.number:
@@ -62,30 +64,34 @@ class StateAxes:
             )
         return rows
 
-    def own_form(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """States (batch, tokens, width) with the module's own axes, of that shape."""
+    def own_form(self, x: Tensor, shape: Sequence[int], *, turned: bool | None = None) -> Tensor:
+        """States (batch, tokens, width) with the module's own axes, of that shape; `turned` as in
+        `rows_like`.
+        """
         if len(shape) == 2:
             return x.reshape(tuple(shape))
-        swapped = self._swapped(x, shape)
+        swapped = self._swapped(x, shape, turned=turned)
         if swapped is not None:
             return swapped
         axes = [axis for axis in range(len(shape)) if axis not in (self.batch, self.width)]
-        turned = [shape[axis] for axis in (self.batch, *axes, self.width)]
-        return x.reshape(turned).movedim((0, -1), (self.batch, self.width))
+        in_rows = [shape[axis] for axis in (self.batch, *axes, self.width)]
+        return x.reshape(in_rows).movedim((0, -1), (self.batch, self.width))
 
     def own_state(self, x: Tensor, like: Tensor) -> Tensor:
         """The state in the form of the module's own. A copy, which the module may change."""
         turned = x.reshape(self._turned(like).shape)
         return turned.movedim((0, -1), (self.batch, self.width)).clone()
 
-    def _swapped(self, x: Tensor, shape: Sequence[int]) -> Tensor | None:
+    def _swapped(self, x: Tensor, shape: Sequence[int], *, turned: bool | None) -> Tensor | None:
         """x with its first two axes in the order that they have in that shape, as a part of a model
         may turn them for itself; None if the shape does not tell it.
         """
         sizes = tuple(x.shape[:-1])
         has_channels_last = self.number == self.width + 1 == x.dim() == len(shape) == 3
-        if not has_channels_last or sizes[0] == sizes[1]:
+        if not has_channels_last:
             return None
+        if sizes[0] == sizes[1]:
+            return {None: None, False: x, True: x.transpose(0, 1)}[turned]
         if tuple(shape[:2]) == sizes:
             return x
         if tuple(shape[:2]) == sizes[::-1]:

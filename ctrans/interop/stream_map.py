@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from ctrans.base.shapes import TokenRows
@@ -17,6 +18,7 @@ from ctrans.interop.operation_names import PRODUCTS
 from ctrans.interop.operations import CallSite, Graph
 from ctrans.interop.products import product_at
 from ctrans.interop.replay import Replayed
+from ctrans.interop.residual_sums import MadeBy
 from solvers import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +52,18 @@ class StreamMap(nn.Module):
         return (after - flat).reshape(x.shape)
 
 
+class NumberOfWeights(Replayed):
+    """A number that operations make of weights alone, as these are now."""
+
+    def __init__(self, graph: Graph, made_by: MadeBy):
+        super().__init__(graph, None, made_by.number)
+        self.is_rest = made_by.is_rest
+
+    def of_weights(self) -> Tensor:
+        w = super().of_weights()
+        return 1 - w if self.is_rest else w
+
+
 class MapOfOperations(Replayed):
     """f(x): the operations from the tensor `first` to the tensor `last`, for any state x (batch,
     tokens, width).
@@ -75,12 +89,30 @@ class MapOfOperations(Replayed):
         first = self._number_in(graph, self.first)
         last = self._number_in(graph, self.last)
         order = self.order_in(graph, first, last)
-        own = self.adapter.axes.own_form(x, graph.operations[first].output.shape)
+        axes = self.adapter.axes
+        shape = graph.operations[first].output.shape
+        own = axes.own_form(x, shape, turned=self._is_turned(self.first, x))
         self.rows = (x.shape[0], x.shape[1])
-        self.axes = self.adapter.axes
-        self.tokens_first = self.axes.tokens_first
+        self.axes = axes
+        self.tokens_first = axes.tokens_first
         self.own = own.shape
-        return self.adapter.axes.rows_like(self._run(graph, order, {first: own}, last), x)
+        y = self._run(graph, order, {first: own}, last)
+        return axes.rows_like(y, x, turned=self._is_turned(self.last, x))
+
+    def _is_turned(self, n: int | None, x: Tensor) -> bool | None:
+        """Whether that operation has tokens before sequences, as a pass of one sequence more shows;
+        None where the shape for x shows it, or no pass does.
+        """
+        sequences, tokens = x.shape[:2]
+        if sequences != tokens:
+            return None
+        try:
+            graph = self.adapter.graph_for(torch.cat([x, x[:1]]))
+            shape = graph.operations[self._number_in(graph, n)].output.shape
+        except ConfigError:
+            return None
+        orders = {(sequences + 1, tokens): False, (tokens, sequences + 1): True}
+        return orders.get(tuple(shape[:2]))
 
     def places_of_tokens(self, x: Tensor) -> TokenPlaces | None:
         """Where its first linear map gets the tokens of states x, in groups; None if it gets more
@@ -98,7 +130,9 @@ class MapOfOperations(Replayed):
         product = product_at(graph, n)
         channels = -1 if product is None else product.channels
         state = next(m for m in operation.reads if not graph.is_of_weights(m))
-        own = self.adapter.axes.own_form(numbered(x), graph.operations[first].output.shape)
+        shape = graph.operations[first].output.shape
+        is_turned = self._is_turned(self.first, x)
+        own = self.adapter.axes.own_form(numbered(x), shape, turned=is_turned)
         before = [m for m in order if m <= state]
         try:
             moved = self._run(graph, before, {first: own}, state)

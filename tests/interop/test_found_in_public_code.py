@@ -297,3 +297,41 @@ def test_rows_of_states_in_another_dtype_than_the_weights_are_read():
     opened = open_model(module, example=ids(), loss="next")
     assert "does not run" not in opened.described
     assert isinstance(opened.model.depth.sublayers[0].field, ExposesHeads)
+
+
+class AsManyAsTokens(nn.Module):
+    """torch's attention, in either order of its axes."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=batch_first)
+        self.ffn = feed_forward()
+        self.batch_first = batch_first
+
+    def forward(self, x, states):
+        given = self.norms[0](x)
+        if not self.batch_first:
+            given = given.transpose(0, 1)
+        y, self.rows = self.attention(given, given, given, average_attn_weights=False)
+        x = x + (y if self.batch_first else y.transpose(0, 1))
+        states.append(x)
+        x = x + self.ffn(self.norms[1](x))
+        states.append(x)
+        return x
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_an_example_may_have_as_many_sequences_as_tokens(count, batch_first):
+    module = made(lambda: AsManyAsTokens(batch_first))
+    example = torch.randint(VOCABULARY, (count, count))
+    opened = open_model(module, example=example, loss="next")
+    assert not opened.model.config.unread
+    assert_states_are_its_own(opened, module, ids(1))
+    assert_states_are_its_own(opened, module, example)
+    attention = opened.depth.sublayers[0]
+    rows = attention.field.probabilities(attention.given(opened.embed(example)))
+    module(example)
+    torch.testing.assert_close(rows, module.blocks[0].rows)

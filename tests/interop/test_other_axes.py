@@ -276,3 +276,35 @@ def test_windows_with_places_that_are_filled_in_have_no_rows_of_whole_sequences(
     states = opened.trajectory(x).states
     torch.testing.assert_close(opened.head(states[-1]), module(x))
     assert not hasattr(opened.depth.sublayers[0].field, "probabilities")
+
+
+class Rolled(nn.Module):
+    """Windows of four tokens that are shifted by two."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.maps = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def rows(self, x):
+        windows = self.norm(x).roll(-2, 1).unflatten(1, (-1, 4)).flatten(0, 1)
+        q, k, self.v = self.maps(windows).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return (q @ k.mT).softmax(-1)
+
+    def forward(self, x):
+        y = (self.rows(x) @ self.v).transpose(1, 2).flatten(-2)
+        return x + self.out(y).unflatten(0, (len(x), -1)).flatten(1, 2).roll(2, 1)
+
+
+def test_rows_of_a_single_shifted_window_are_those_of_its_tokens():
+    torch.manual_seed(0)
+    parts = [Rolled(), Rolled()]
+    module = nn.Sequential(nn.Linear(3, WIDTH), *parts, nn.Linear(WIDTH, 5)).double().eval()
+    opened = open_model(module, example=torch.randn(2, 8, 3, dtype=torch.float64))
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    attention = opened.depth.sublayers[0]
+    states = opened.embed(x)
+    rows = attention.field.probabilities(attention.given(states))
+    expected = parts[0].rows(states).roll((2, 2), (-2, -1))
+    torch.testing.assert_close(rows, expected)

@@ -75,7 +75,19 @@ class HeadsMixedBefore(Attention):
         return scores.masked_fill(~visible(x.shape[1]), -math.inf).softmax(-1)
 
 
+class HeadsFirst(GatedOutput):
+    """Heads before sequences, on one axis."""
+
+    def averages(self, x):
+        q, k, v = (self.by_head(i, x).transpose(0, 1).flatten(0, 1) for i in range(3))
+        scores = (q @ k.mT).masked_fill(~visible(x.shape[1]), -math.inf)
+        rows = scores.softmax(-1)
+        self.kept = rows.unflatten(0, (HEADS, -1)).transpose(0, 1)
+        return self.joined((rows @ v).unflatten(0, (HEADS, -1)).transpose(0, 1))
+
+
 SHOWN = {
+    "heads first": HeadsFirst,
     "a gate of the averages": GatedOutput,
     "a gate of the output": GatedBehind,
     "values with a norm": NormedValues,
@@ -164,17 +176,7 @@ class OfChannels(Attention):
         return nn.functional.pad(mixed, (0, WIDTH - mixed.shape[-1])) * self.maps[4](x)
 
 
-class HeadsFirst(GatedOutput):
-    """Heads before sequences, on one axis."""
-
-    def averages(self, x):
-        q, k, v = (self.by_head(i, x).transpose(0, 1).flatten(0, 1) for i in range(3))
-        scores = (q @ k.mT).masked_fill(~visible(x.shape[1]), -math.inf)
-        mixed = scores.softmax(-1) @ v
-        return self.joined(mixed.unflatten(0, (HEADS, -1)).transpose(0, 1))
-
-
-REFUSED = [HeadsMixedBehind, Difference, TwoAverages, Discarded, OfChannels, HeadsFirst]
+REFUSED = [HeadsMixedBehind, Difference, TwoAverages, Discarded, OfChannels]
 
 
 @pytest.mark.cases(2)

@@ -146,6 +146,29 @@ def test_the_monitors_velocity_is_what_the_map_adds(module):
     assert figures["velocity"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_monitors_velocity_follows_a_share_that_is_trained(module):
+    monitor = Monitor(module.train(), every=1, example=ids())
+    for _ in range(2):
+        with torch.no_grad():
+            for part in module.parts:
+                part.a.mul_(0.5)
+        loss = F.cross_entropy(module(ids()).flatten(0, 1), ids().roll(-1, 1).flatten())
+        loss.backward()
+        monitor.step(loss.detach())
+    monitor.close()
+    figures = monitor.past.reports[-1][1]
+    lengths = monitor.sites.model.depth.lengths
+    expected = []
+    with torch.no_grad():
+        for part, x, y, length in zip(
+            module.parts, module.states(ids()), module.states(ids())[1:], lengths, strict=False
+        ):
+            zero, one = torch.zeros_like(x), torch.ones_like(x)
+            kept = part.join(part, one, zero) * x
+            expected.append(float(((y - kept) / length).square().mean().sqrt()))
+    assert figures["velocity"] == pytest.approx(expected, rel=1e-5)
+
+
 def by_channel(block, x, v):
     return block.norm.weight * x + v
 
@@ -157,7 +180,7 @@ def negative(block, x, v):
 @pytest.mark.parametrize("join", [by_channel, negative])
 def test_other_factors_are_said(join):
     opened = open_model(Model(join).eval(), example=ids(), loss="next")
-    assert "gate or factor of each entry is not read" in opened.described
+    assert "gate, or factor that is no positive number, is not read" in opened.described
 
 
 class OneBlock(nn.Module):

@@ -4,6 +4,7 @@ map and written to.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 
@@ -118,14 +119,30 @@ class HyperConnections(Streams):
         return self.write_weights
 
 
+class MadeOfWeights(Protocol):
+    """A number that a model's weights make."""
+
+    def of_weights(self) -> Tensor:
+        """The number."""
+
+
 class KeptShare(Streams):
     """One stream of which each segment keeps a share: X <- a X on entering, a > 0, then dX/dt =
     N_out f(N_in X/a). The discrete step is a X + dt N_out f(N_in X), as sums with weights compute.
+
+    a is `factor` times what the `weights` are now, numbers that a model's weights make.
     """
 
-    def __init__(self, width: int, share: float):
+    def __init__(self, width: int, factor: float, weights: tuple[MadeOfWeights, ...] = ()):
         super().__init__(width, 1)
-        self.share = share
+        self.factor = factor
+        self.weights = weights  # in a tuple, so that they are no parameters of the residual
+
+    @property
+    def share(self) -> float:
+        """a."""
+        with torch.no_grad():
+            return self.factor * math.prod(float(each.of_weights()) for each in self.weights)
 
     @property
     def mixing(self) -> Mixing:
