@@ -267,7 +267,8 @@ class LastRows:
         if rows.shape[-2] > tokens or places_of_tokens is None:
             return rows
         places = places_of_tokens(call.x)
-        if places is None or are_in_order(places):
+        are_whole = rows.shape[-2] == tokens
+        if places is None or (are_whole and are_in_order(places)):
             return rows
         whole = of_whole_sequences(rows, places, batch, tokens)
         self.are_of_groups = whole is not None

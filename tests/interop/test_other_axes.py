@@ -308,3 +308,40 @@ def test_rows_of_a_single_shifted_window_are_those_of_its_tokens():
     rows = attention.field.probabilities(attention.given(states))
     expected = parts[0].rows(states).roll((2, 2), (-2, -1))
     torch.testing.assert_close(rows, expected)
+
+
+class ByChannel(nn.Module):
+    """Each channel of a series is a sequence of its own, as PatchTST's."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Linear(4, WIDTH)
+        self.attentions = nn.ModuleList(
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, series):
+        x = self.patches(series.mT.unflatten(-1, (-1, 4)).flatten(0, 1))
+        for attention, norm in zip(self.attentions, self.norms, strict=True):
+            y = norm(x)
+            y, self.rows = attention(y, y, y, average_attn_weights=False)
+            x = x + y
+        return self.head(x).unflatten(0, (len(series), -1)).mean((1, 2))
+
+
+def test_rows_of_channels_are_blocks_of_whole_rows():
+    torch.manual_seed(0)
+    module = ByChannel().double().eval()
+    series = torch.randn(2, 20, 3, dtype=torch.float64)
+    opened = open_model(module, example=series)
+    states = opened.trajectory(series).states
+    attention = opened.depth.sublayers[1]
+    rows = attention.field.probabilities(attention.given(states[1]))
+    module(series)
+    own = module.rows.unflatten(0, (2, 3))
+    for channel in range(3):
+        places = slice(5 * channel, 5 * channel + 5)
+        torch.testing.assert_close(rows[:, :, places, places], own[:, channel])
+    torch.testing.assert_close(rows.sum(-1), torch.ones(2, HEADS, 15, dtype=torch.float64))
