@@ -311,19 +311,20 @@ class StreamAdapter(ModuleAdapter):
         shape = tuple(x.shape[-3:-1])
         # changed weights may change what maps read beside their state
         key = (shape, x.dtype, x.device, self.versions(), self.padding)
-        if key not in self._graphs:
-            like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
-            with unseen(), torch.no_grad():
-                graph, _, _ = self._recorded(self.shaped(like))
-                if len(self._graphs) == REMEMBERED:
-                    del self._graphs[next(iter(self._graphs))]
-                self._graphs[key] = graph
-                try:
-                    self._check_at(like)
-                except ConfigError:
-                    del self._graphs[key]  # or a second call would use it
-                    raise
-        return self._graphs[key]
+        if key in self._graphs:
+            return self._graphs[key]
+        like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
+        with unseen(), torch.no_grad():
+            graph, _, _ = self._recorded(self.shaped(like))
+            if len(self._graphs) == REMEMBERED:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = graph
+            try:
+                self._check_at(like)  # which may need graphs of other shapes
+            except ConfigError:
+                self._graphs.pop(key, None)  # or a second call would use it
+                raise
+        return graph
 
     def _recorded(
         self, tokens: Tensor, blocks: Sequence[nn.Module] = ()

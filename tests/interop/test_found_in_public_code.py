@@ -335,3 +335,11 @@ def test_an_example_may_have_as_many_sequences_as_tokens(count, batch_first):
     rows = attention.field.probabilities(attention.given(opened.embed(example)))
     module(example)
     torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+def test_as_many_sequences_as_tokens_of_many_sizes():
+    """Each size needs a pass of another one too, and few passes are kept."""
+    module = made(lambda: AsManyAsTokens(batch_first=True))
+    opened = open_model(module, example=ids(), loss="next")
+    for count in range(2, 8):
+        assert_states_are_its_own(opened, module, torch.randint(VOCABULARY, (count, count)))
