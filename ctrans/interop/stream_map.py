@@ -83,6 +83,7 @@ class MapOfOperations(Replayed):
     ):
         super().__init__(graph, first, last, offset=offset)
         self.adapter = adapter
+        self._turned: dict[int | None, bool | None] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         graph = self.adapter.graph_for(x)
@@ -106,13 +107,16 @@ class MapOfOperations(Replayed):
         sequences, tokens = x.shape[:2]
         if sequences != tokens:
             return None
+        if n in self._turned:  # the order of axes is that of the code, for all sizes
+            return self._turned[n]
         try:
             graph = self.adapter.graph_for(torch.cat([x, x[:1]]))
             shape = graph.operations[self._number_in(graph, n)].output.shape
         except ConfigError:
             return None
         orders = {(sequences + 1, tokens): False, (tokens, sequences + 1): True}
-        return orders.get(tuple(shape[:2]))
+        self._turned[n] = orders.get(tuple(shape[:2]))
+        return self._turned[n]
 
     def places_of_tokens(self, x: Tensor) -> TokenPlaces | None:
         """Where its first linear map gets the tokens of states x, in groups; None if it gets more

@@ -337,6 +337,21 @@ def test_an_example_may_have_as_many_sequences_as_tokens(count, batch_first):
     torch.testing.assert_close(rows, module.blocks[0].rows)
 
 
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_a_key_that_torchs_attention_adds_is_the_reason_for_no_rows(option):
+    def block():
+        with_a_key = AsManyAsTokens(batch_first=True)
+        with_a_key.attention = nn.MultiheadAttention(
+            WIDTH, HEADS, batch_first=True, **{option: True}
+        )
+        return with_a_key
+
+    module = made(block)
+    opened = open_model(module, example=ids(), loss="next")
+    assert_states_are_its_own(opened, module, ids(1))
+    assert "with keys of its own beside those of the tokens" in opened.described
+
+
 def test_as_many_sequences_as_tokens_of_many_sizes():
     """Each size needs a pass of another one too, and few passes are kept."""
     module = made(lambda: AsManyAsTokens(batch_first=True))
