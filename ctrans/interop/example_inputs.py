@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.interop.operations import Graph
 from solvers import ConfigError
 
 Example = Tensor | Mapping[str, Any]
@@ -211,3 +212,18 @@ def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(*x.shape[:2], width, generator=generator).to(x)
     return {"inputs_embeds": rows, "use_cache": False}
+
+
+def rows_chosen_by(ids: Tensor, graph: Graph) -> int:
+    """The number of rows of the table from which these ids choose in a pass; of the largest, if
+    they choose from several, and 0 if they choose from none.
+    """
+    sizes = [0]
+    for operation in graph.operations:
+        if operation.name not in ("embedding", "__getitem__"):
+            continue
+        read = [graph.operations[n].output for n in operation.reads]
+        tables = [each for each in read if isinstance(each, nn.Parameter) and each.dim() == 2]
+        if any(isinstance(each, Tensor) and each.equal(ids) for each in read):
+            sizes += map(len, tables)
+    return max(sizes)

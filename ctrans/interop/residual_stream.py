@@ -16,11 +16,10 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor, nn
 
+from ctrans.interop.gated_sums import gated_state, is_gated_sum, summed_by_gates
 from ctrans.interop.operation_names import MASKS, RESHAPES, SUMS, TURNS
 from ctrans.interop.operations import Graph
 from ctrans.interop.residual_sums import (
-    PASSED_ON,
-    SCALINGS,
     Sum,
     reshaped,
     share_of,
@@ -29,8 +28,6 @@ from ctrans.interop.residual_sums import (
     unscaled,
 )
 
-AXES = 3
-"""Of a state: sequences, tokens and channels."""
 FEWEST = 2
 """The fewest sums that make a stream."""
 
@@ -93,8 +90,10 @@ def steps_of_the_stream(
             steps.append(StreamPart(first, end, each))
         elif reshaped(graph, then.x)[-1] == reshaped(graph, each.y)[-1]:
             steps.append(StreamPart(first, end, each))
-        elif is_norm(each.y, then.x):
+        elif is_norm(each.y, then.x) and then.x in graph.bottlenecks(each.y, then.y)[0]:
             steps.append(StreamPart(first, then.x, each))
+        elif is_norm(each.y, then.x):  # the next part also reads what is not normed
+            steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
         elif is_norm(each.y, _unmasked(graph, then.x)):
             normed = _unmasked(graph, then.x)
             steps += [StreamPart(first, normed, each), StreamPart(normed, then.x, None)]
@@ -103,6 +102,8 @@ def steps_of_the_stream(
                 end = _last_norm(graph, end, then.x, is_norm)  # coordinates may follow it
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
     before = _gated_before(graph, steps[0].first)
+    if source is None and not before:
+        steps[0] = _from_before_its_norm(graph, steps[0], is_norm)
     if source is not None:
         before = [part for part in before if part.first in graph.after(source)]
     steps = [
@@ -111,6 +112,21 @@ def steps_of_the_stream(
         *_gated_after(graph, steps[-1].last, sink),
     ]
     return _through_bottlenecks(graph, steps, sink)
+
+
+def _from_before_its_norm(
+    graph: Graph, part: StreamPart, is_norm: Callable[[int, int], bool]
+) -> StreamPart:
+    """The first part, from before the norm of its state if the part reads that too: then only both
+    together are its state.
+    """
+    through, _ = graph.bottlenecks(0, part.last)
+    if part.first in through:
+        return part
+    for n in reversed(through):
+        if 0 < n < part.first and is_norm(n, part.first):
+            return StreamPart(n, part.last, None)
+    return part
 
 
 def _unmasked(graph: Graph, n: int) -> int:
@@ -161,7 +177,7 @@ def _gated(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list
     for y in sorted(graph.before(sink), reverse=True):
         if found and y > found[-1][0]:
             continue
-        x = _gated_state(graph, y)
+        x = gated_state(graph, y)
         if x is not None:
             found.append((x, y))
     if not found:
@@ -175,35 +191,10 @@ def _gated(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list
     return steps[::-1]
 
 
-def _gated_state(graph: Graph, y: int) -> int | None:
-    """The latest state (batch, tokens, width) of which y is a gated sum; None if there is none. A
-    state without an axis of tokens may be that of a recurrence over them.
-    """
-    shape = graph.operations[y].shape
-    if graph.operations[y].name not in SUMS or shape is None or len(shape) < AXES:
-        return None
-    return _summed_by_gates(graph, y)
-
-
-def _summed_by_gates(graph: Graph, y: int) -> int | None:
-    """The latest x of which y is a gated sum, if y sees what came before through x alone: where the
-    gate reads a branch too, y is also a gated sum of the branch.
-    """
-    states = [
-        x
-        for x in sorted(graph.before(y), reverse=True)
-        if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y)
-    ]
-    for i, x in enumerate(states):
-        if all(x in graph.bottlenecks(earlier, y)[0] for earlier in states[i + 1 :]):
-            return x
-    return None
-
-
 def _gated_after(graph: Graph, x: int, sink: int) -> Iterator[StreamPart]:
     """The gated sums of the state that follow x. Between sums they are parts in any case."""
     for y in graph.bottlenecks(x, sink)[0]:
-        if y > x and _is_gated_sum(graph, x, y):
+        if y > x and is_gated_sum(graph, x, y):
             yield StreamPart(x, y, None, is_gated=True)
             x = y
 
@@ -211,38 +202,12 @@ def _gated_after(graph: Graph, x: int, sink: int) -> Iterator[StreamPart]:
 def _gated_before(graph: Graph, y: int) -> list[StreamPart]:
     """The gated sums of the state that come before y, in order."""
     found: list[StreamPart] = []
-    x = _summed_by_gates(graph, y)
+    x = summed_by_gates(graph, y)
     while x is not None:
         found.append(StreamPart(x, y, None, is_gated=True))
         y = x
-        x = _summed_by_gates(graph, y)
+        x = summed_by_gates(graph, y)
     return found[::-1]
-
-
-def _is_gated_sum(graph: Graph, x: int, y: int) -> bool:
-    """Whether y = a(x) x + f(x), where a is a gate of each entry and f sees x through products of
-    matrices, as in (1 - q) x + q f(x) and lerp(x, f(x), q).
-    """
-    if graph.operations[y].name not in SUMS:
-        return False
-    before, after = graph.operations[x].shape, graph.operations[y].shape
-    if (
-        before is None
-        or after is None
-        or (before.numel(), before[-1:]) != (after.numel(), after[-1:])
-    ):
-        return False
-    return y in graph.products_of(x, y + 1) and _is_entrywise(graph, x, y)
-
-
-def _is_entrywise(graph: Graph, x: int, y: int) -> bool:
-    """Whether y sees x entry by entry, through sums and products of entries alone."""
-    reached = {y}
-    for n in range(y, x, -1):
-        operation = graph.operations[n]
-        if n in reached and operation.name in (*SUMS, *SCALINGS, *PASSED_ON):
-            reached |= set(operation.reads)
-    return x in reached
 
 
 def _through_bottlenecks(graph: Graph, steps: list[StreamPart], sink: int) -> list[StreamPart]:

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from ctrans.interop.operations import Graph
 from solvers import ConfigError
 
+TOKENS_AND_CHANNELS = 3
+"""How many axes states have whose tokens have one axis."""
+
 
 @dataclass(frozen=True)
 class StateAxes:
@@ -20,12 +23,14 @@ class StateAxes:
 
     - `batch`: the axis that counts sequences, of which each is there `copies` times
     - `width`: the axis that counts channels; all others count tokens
+    - `turned`: the numbers of those states whose first two axes come in the other order
     """
 
     number: int
     batch: int
     width: int
     copies: int
+    turned: frozenset[int] = frozenset()
 
     @property
     def tokens_first(self) -> bool:
@@ -41,9 +46,9 @@ class StateAxes:
         """The shape of such states without their axis of channels."""
         return torch.Size(size for axis, size in enumerate(shape) if axis != self.width)
 
-    def rows(self, x: Tensor) -> Float[Tensor, "batch tokens width"]:
-        """A state of the module, sequences first."""
-        turned = self._turned(x)
+    def rows(self, x: Tensor, number: int = 0) -> Float[Tensor, "batch tokens width"]:
+        """State `number` of the module, sequences first."""
+        turned = self._turned(self._in_first_order(x, number))
         return turned.reshape(len(turned) // self.copies, -1, turned.shape[-1])
 
     def rows_like(self, y: Tensor, x: Tensor, *, turned: bool | None = None) -> Tensor:
@@ -77,10 +82,15 @@ class StateAxes:
         in_rows = [shape[axis] for axis in (self.batch, *axes, self.width)]
         return x.reshape(in_rows).movedim((0, -1), (self.batch, self.width))
 
-    def own_state(self, x: Tensor, like: Tensor) -> Tensor:
-        """The state in the form of the module's own. A copy, which the module may change."""
-        turned = x.reshape(self._turned(like).shape)
-        return turned.movedim((0, -1), (self.batch, self.width)).clone()
+    def own_state(self, x: Tensor, like: Tensor, number: int) -> Tensor:
+        """State `number` in the form of the module's own. A copy, which the module may change."""
+        turned = x.reshape(self._turned(self._in_first_order(like, number)).shape)
+        own = turned.movedim((0, -1), (self.batch, self.width))
+        return self._in_first_order(own, number).clone()
+
+    def _in_first_order(self, x: Tensor, number: int) -> Tensor:
+        """State `number` with its axes in the order of state 0, or the other way round."""
+        return x.transpose(0, 1) if number in self.turned else x
 
     def _swapped(self, x: Tensor, shape: Sequence[int], *, turned: bool | None) -> Tensor | None:
         """x with its first two axes in the order that they have in that shape, as a part of a model
@@ -102,18 +112,24 @@ class StateAxes:
         return x.movedim((self.batch, self.width), (0, -1))
 
 
-def of_one_order(shapes: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The first of these shapes of states. Raises ConfigError if one has its axes in another
-    order.
+def turned_among(shapes: Sequence[Sequence[int]]) -> frozenset[int]:
+    """The numbers of the states, of these shapes, whose first two axes come in another order than
+    those of the first state. Raises ConfigError if other axes do.
     """
-    first = shapes[0]
-    for shape in shapes:
-        if tuple(shape) != tuple(first) and sorted(shape) == sorted(first):
+    first = tuple(shapes[0])
+    orders = [tuple(shape) for shape in shapes]
+    others = {
+        k: shape
+        for k, shape in enumerate(orders)
+        if shape != first and sorted(shape) == sorted(first)
+    }
+    for shape in others.values():
+        if len(first) != TOKENS_AND_CHANNELS or shape != (first[1], first[0], first[2]):
             raise ConfigError(
-                f"its states have their axes in two orders, {tuple(first)} and {tuple(shape)}: turn"
-                " them once before the first block, and back behind the last one"
+                f"its states have their axes in two orders, {first} and {shape}: turn them once"
+                " before the first block, and back behind the last one"
             )
-    return first
+    return frozenset(others)
 
 
 def channels_of(model: nn.Module, graph: Graph, shape: Sequence[int]) -> int:

@@ -28,6 +28,7 @@ from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import MIX, Structure
+from ctrans.interop.example_inputs import rows_chosen_by
 from ctrans.interop.find_blocks import blocks_named
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.graph_parts import MIXES, PartsReader, Samples, check_step, structures_of
@@ -51,7 +52,7 @@ from ctrans.interop.residual_stream import (
     steps_of_the_stream,
 )
 from ctrans.interop.scripted import why_scripted
-from ctrans.interop.state_axes import StateAxes, channels_of, of_one_order
+from ctrans.interop.state_axes import StateAxes, channels_of, turned_among
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import has_pull, same, same_where_finite
 from ctrans.interop.whole_modules import whole_modules
@@ -132,7 +133,8 @@ class StreamAdapter(ModuleAdapter):
         """Finds which axes of its states, of these shapes, count sequences and channels, and puts
         sequences first in the example.
         """
-        shape = of_one_order(shapes)
+        shape = shapes[0]
+        turned = self._turned_states(shapes)
         width = channels_of(self.model, self._graph, shape)
         example = self.example
         for self.tokens_first in (False, True):
@@ -144,7 +146,7 @@ class StreamAdapter(ModuleAdapter):
                 copies, remainder = divmod(shape[batch], len(self.example))
                 if batch == width or remainder:
                     continue
-                self.axes = StateAxes(len(shape), batch, width, copies)
+                self.axes = StateAxes(len(shape), batch, width, copies, turned)
                 with contextlib.suppress(ConfigError):  # it may not run with its axes turned
                     if self._is_alone():
                         return
@@ -152,6 +154,15 @@ class StreamAdapter(ModuleAdapter):
             f"no axis of its states {tuple(shape)} counts the sequences of its example"
             f" {tuple(example.shape)}"
         )
+
+    def _turned_states(self, shapes: Sequence[Any]) -> frozenset[int]:
+        """The states, of these shapes, whose first two axes are turned, as seen from the first."""
+        if shapes[0][0] == shapes[0][1]:  # a pass of one sequence more shows it
+            with contextlib.suppress(*FOREIGN_ERRORS), torch.no_grad():
+                graph, _, _ = self._recorded(self._as_many(self.example, len(self.example) + 1))
+                numbers = [self.number_in(graph, k) for k in range(len(self._states))]
+                shapes = [graph.operations[n].shape for n in numbers]
+        return turned_among(shapes)
 
     def stacked_vectors(self) -> set[int]:
         paths = self._graph.stacked_vectors()
@@ -225,11 +236,11 @@ class StreamAdapter(ModuleAdapter):
         def look(k: int, x: Tensor) -> Tensor:
             nonlocal last_state
             if k == last:
-                last_state = self.axes.rows(x)
+                last_state = self.axes.rows(x, k)
                 raise Seen
             if k not in states:
                 return x
-            return self.axes.own_state(states[k], x)
+            return self.axes.own_state(states[k], x, k)
 
         with contextlib.suppress(Seen):
             output = self._run(tokens, self.states(look))
@@ -274,19 +285,7 @@ class StreamAdapter(ModuleAdapter):
         return result
 
     def _vocabulary(self) -> int:
-        """The number of rows of the table from which the example's ids choose; of the largest, if
-        they choose from several.
-        """
-        sizes = [0]
-        for operation in self._graph.operations:
-            if operation.name not in ("embedding", "__getitem__"):
-                continue
-            read = [self._graph.operations[n].output for n in operation.reads]
-            ids = [each for each in read if isinstance(each, Tensor) and each.equal(self.example)]
-            tables = [each for each in read if isinstance(each, nn.Parameter) and each.dim() == 2]
-            if ids:
-                sizes += map(len, tables)
-        return max(sizes) or super()._vocabulary()
+        return rows_chosen_by(self.example, self._graph) or super()._vocabulary()
 
     @property
     def sublayers(self) -> list[Sublayer]:
@@ -437,10 +436,10 @@ class StreamAdapter(ModuleAdapter):
         made: list[Tensor] = []
 
         def look(k: int, x: Tensor) -> Tensor:
-            made.append(self.axes.rows(x).clone())
+            made.append(self.axes.rows(x, k).clone())
             if k not in states:
                 return x
-            return self.axes.own_state(states[k], x)
+            return self.axes.own_state(states[k], x, k)
 
         output = self._run(tokens, self.states(look))
         if len(made) != len(self.weights) + 1:

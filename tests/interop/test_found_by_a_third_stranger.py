@@ -222,24 +222,83 @@ def test_logits_of_another_sequence_are_no_predictions_of_these_tokens():
 class Turning(Blocks):
     """Attention has tokens before sequences, and the FFN has sequences before tokens."""
 
-    def forward(self, ids):
+    def states(self, ids):
         x = self.embedding(ids)
+        states = []
         for block in self.blocks:
-            turned = x.transpose(0, 1)
-            turned = block.norm(turned)
-            turned = turned + block.out(turned.cumsum(0))
-            x = block.norm(turned.transpose(0, 1))
-            x = x + block.ffn(x)
-        return self.head(x)
+            turned = block.norm(x.transpose(0, 1))
+            states.append(turned.transpose(0, 1))
+            x = turned + block.out(turned.cumsum(0))
+            states.append(block.norm(x.transpose(0, 1)))
+            x = states[-1] + block.ffn(states[-1])
+        return [*states, x]
+
+    def forward(self, ids):
+        return self.head(self.states(ids)[-1])
 
 
-def test_states_in_two_orders_of_axes_are_refused_without_a_warning():
+@pytest.mark.parametrize("sequences", [3, 6])
+def test_states_may_turn_from_part_to_part(sequences):
     torch.manual_seed(0)
     module = Turning(OwnAttention).double().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ConfigError, match="axes in two orders"):
-            open_model(module, example=ids())
+        opened = open_model(module, example=torch.randint(20, (sequences, 6)), loss="next")
+    for shape in ((2, 6), (6, 6), (2, 2)):
+        tokens = torch.randint(20, shape)
+        states = opened.trajectory(tokens).states
+        for state in module.states(tokens):
+            assert min((state - found).abs().max() for found in states) < 1e-12
+        torch.testing.assert_close(opened.head(states[-1]), module(tokens))
+
+
+class KeysOfUnnormedStates(Blocks):
+    """Q + attention(Q, x, x), Q = norm(x), with tokens before sequences, as SASRec."""
+
+    def states(self, ids):
+        states = [self.embedding(ids)]
+        for block in self.blocks:
+            x = states[-1].transpose(0, 1)
+            q = block.norm(x)
+            rows = (q.transpose(0, 1) @ states[-1].mT).softmax(-1)
+            x = q + block.out((rows @ states[-1]).transpose(0, 1))
+            states.append(block.norm(x.transpose(0, 1)))
+            states.append(states[-1] + block.ffn(states[-1]))
+        return states
+
+    def forward(self, ids):
+        return self.head(self.states(ids)[-1])
+
+
+@pytest.mark.parametrize("sequences", [2, 6])
+def test_what_the_first_part_reads_beside_the_norm_of_its_state_is_of_its_state(sequences):
+    torch.manual_seed(0)
+    module = KeysOfUnnormedStates(OwnAttention).double().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    tokens = torch.randint(20, (sequences, 6))
+    states = opened.trajectory(tokens).states
+    for state in module.states(tokens):
+        assert min((state - found).abs().max() for found in states) < 1e-12
+    assert opened.depth.sublayers[0].kind == "part"
+
+
+class Axial(Blocks):
+    """States (batch, 2, 3, width) that are mixed along one axis, or turned along the other."""
+
+    def forward(self, ids):
+        x = self.embedding(ids).unflatten(1, (2, 3))
+        for block in self.blocks:
+            x = block.norm(x)
+            x = x + block.out(x.cumsum(1))
+            x = block.norm(x.transpose(1, 2))
+            x = block.norm((x + block.ffn(x)).transpose(1, 2))
+        return self.head(x.flatten(1, 2))
+
+
+def test_tokens_on_axes_that_turn_from_part_to_part_are_refused():
+    module = Axial(OwnAttention).double().eval()
+    with pytest.raises(ConfigError, match="axes in two orders"):
+        open_model(module, example=torch.randint(20, (4, 6)))
 
 
 class NormedQueries(OwnAttention):

@@ -182,7 +182,7 @@ class PassHooks:
         def summed(k: int, y: Tensor) -> None:
             has_norm = self.sites.by_depth[k].sublayer.state_norm is not None
             if k == at and self._measures and has_norm:
-                self._sum = stream.axes.rows(y.detach()).clone()
+                self._sum = stream.axes.rows(y.detach(), k + 1).clone()
 
         def met(k: int, x: Tensor) -> Tensor:
             nonlocal at
@@ -242,7 +242,7 @@ class PassHooks:
 
     def _met(self, stream: StreamAdapter, k: int, state: Tensor) -> None:
         """Measures X_k of a model that is read by its sums."""
-        x = stream.axes.rows(state.detach())
+        x = stream.axes.rows(state.detach(), k)
         summed = self._sum
         self._sum = None
         if k and self._last is not None and self._lacks("velocity", k - 1):
