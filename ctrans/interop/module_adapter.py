@@ -152,7 +152,8 @@ class ModuleAdapter(ModelAdapter):
         batch = tokens
         if self.tokens_first:
             batch = tokens.transpose(0, 1)
-        batch = self._like_the_weights(batch)
+        # a copy of its own, in the module's order: the input itself may be the first state
+        batch = self._like_the_weights(batch).clone()
         with without_fast_path():
             if self.named is None:
                 return self.model(batch)

@@ -42,6 +42,19 @@ class StateAxes:
         """The place of the axis of sequences among all axes but that of channels."""
         return self.batch - int(self.width < self.batch)
 
+    def fit(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether all states, of these shapes, have as many sequences and channels as the first."""
+        first = shapes[0]
+        for number, shape in enumerate(shapes):
+            in_order = list(shape)
+            if number in self.turned:
+                in_order[:2] = in_order[1::-1]
+            if len(in_order) != len(first):
+                return False
+            if any(in_order[axis] != first[axis] for axis in (self.batch, self.width)):
+                return False
+        return True
+
     def tokens_of(self, shape: torch.Size) -> torch.Size:
         """The shape of such states without their axis of channels."""
         return torch.Size(size for axis, size in enumerate(shape) if axis != self.width)
@@ -98,6 +111,7 @@ class StateAxes:
         """
         sizes = tuple(x.shape[:-1])
         has_channels_last = self.number == self.width + 1 == x.dim() == len(shape) == 3
+        has_channels_last = has_channels_last and self.copies == 1
         if not has_channels_last:
             return None
         if sizes[0] == sizes[1]:
@@ -130,6 +144,23 @@ def turned_among(shapes: Sequence[Sequence[int]]) -> frozenset[int]:
                 " before the first block, and back behind the last one"
             )
     return frozenset(others)
+
+
+def without_axes(shapes: Sequence[Sequence[int]], example: Sequence[int]) -> ConfigError:
+    """The error for states, of these shapes, of which no axis counts the sequences of the
+    example.
+    """
+    forms = list(dict.fromkeys(map(tuple, shapes)))
+    if len(forms) > 1:
+        return ConfigError(
+            f"its states have two forms, {forms[0]} and {forms[1]}: the tokens of its example"
+            f" {tuple(example)} are grouped in another way from part to part, which is not read"
+        )
+    return ConfigError(
+        f"no axis of its states {forms[0]} counts the sequences of its example {tuple(example)},"
+        " each of which must be computed for itself: code that averages over the batch, or chooses"
+        " by it, makes them read each other"
+    )
 
 
 def channels_of(model: nn.Module, graph: Graph, shape: Sequence[int]) -> int:

@@ -45,14 +45,9 @@ from ctrans.interop.named_modules import (
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, replaced
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
-from ctrans.interop.residual_stream import (
-    FEWEST,
-    StreamPart,
-    notes_of,
-    steps_of_the_stream,
-)
+from ctrans.interop.residual_stream import FEWEST, StreamPart, notes_of, steps_of_the_stream
 from ctrans.interop.scripted import why_scripted
-from ctrans.interop.state_axes import StateAxes, channels_of, turned_among
+from ctrans.interop.state_axes import StateAxes, channels_of, turned_among, without_axes
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import has_pull, same, same_where_finite
 from ctrans.interop.whole_modules import whole_modules
@@ -144,23 +139,20 @@ class StreamAdapter(ModuleAdapter):
             axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != len(self.example))
             for batch in axes:
                 copies, remainder = divmod(shape[batch], len(self.example))
-                if batch == width or remainder:
-                    continue
                 self.axes = StateAxes(len(shape), batch, width, copies, turned)
+                if batch == width or remainder or not self.axes.fit(shapes):
+                    continue
                 with contextlib.suppress(ConfigError):  # it may not run with its axes turned
                     if self._is_alone():
                         return
-        raise ConfigError(
-            f"no axis of its states {tuple(shape)} counts the sequences of its example"
-            f" {tuple(example.shape)}"
-        )
+        raise without_axes(shapes, example.shape)
 
     def _turned_states(self, shapes: Sequence[Any]) -> frozenset[int]:
         """The states, of these shapes, whose first two axes are turned, as seen from the first."""
         if shapes[0][0] == shapes[0][1]:  # a pass of one sequence more shows it
             with contextlib.suppress(*FOREIGN_ERRORS), torch.no_grad():
                 graph, _, _ = self._recorded(self._as_many(self.example, len(self.example) + 1))
-                numbers = [self.number_in(graph, k) for k in range(len(self._states))]
+                numbers = [self.number_in(graph, k) for k in range(len(shapes))]
                 shapes = [graph.operations[n].shape for n in numbers]
         return turned_among(shapes)
 
@@ -194,7 +186,7 @@ class StreamAdapter(ModuleAdapter):
 
     def _run(self, tokens: Tensor, mode: Operations) -> Any:
         with as_found(self.model), whole_graph(), mode:
-            return self.run(tokens.clone())
+            return self.run(tokens)
 
     def states(
         self,
@@ -478,12 +470,19 @@ class StreamAdapter(ModuleAdapter):
         agree = (
             computed is not None and expected is not None and same_where_finite(computed, expected)
         )
-        if not agree:
-            raise ConfigError(
-                f"{type(self.model).__name__} does not see these inputs through the states of its"
-                " residual stream alone: a padding mask, an earlier state that is added, or another"
-                " context is known only for its example, so open it with these inputs as example="
+        if agree:
+            return
+        why = (
+            "does not see these inputs through the states of its residual stream alone: a padding"
+            " mask, an earlier state that is added, or another context is known only for its"
+            " example, so open it with these inputs as example="
+        )
+        if self.is_opening:
+            why = (
+                "reads its input, or an earlier state, again behind the last state of its residual"
+                " stream: give a module that ends with the stream"
             )
+        raise ConfigError(f"{type(self.model).__name__} {why}")
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         x = self._start(tokens)

@@ -8,6 +8,7 @@ from torch import nn
 import ctrans
 from ctrans.dynamics.fields import ExposesHeads, ExposesWeights
 from ctrans.interop import open_model
+from solvers import ConfigError
 
 WIDTH = 16
 HEADS = 2
@@ -331,17 +332,63 @@ class ByChannel(nn.Module):
         return self.head(x).unflatten(0, (len(series), -1)).mean((1, 2))
 
 
-def test_rows_of_channels_are_blocks_of_whole_rows():
+@pytest.mark.parametrize("sequences", [2, 5])  # of a channel there are 5 tokens
+def test_rows_of_channels_are_blocks_of_whole_rows(sequences):
     torch.manual_seed(0)
     module = ByChannel().double().eval()
-    series = torch.randn(2, 20, 3, dtype=torch.float64)
+    series = torch.randn(sequences, 20, 3, dtype=torch.float64)
     opened = open_model(module, example=series)
+    assert opened.model.config.placement == "pre"
     states = opened.trajectory(series).states
     attention = opened.depth.sublayers[1]
     rows = attention.field.probabilities(attention.given(states[1]))
     module(series)
-    own = module.rows.unflatten(0, (2, 3))
+    own = module.rows.unflatten(0, (sequences, 3))
     for channel in range(3):
         places = slice(5 * channel, 5 * channel + 5)
         torch.testing.assert_close(rows[:, :, places, places], own[:, channel])
-    torch.testing.assert_close(rows.sum(-1), torch.ones(2, HEADS, 15, dtype=torch.float64))
+    whole = torch.ones(sequences, HEADS, 15, dtype=torch.float64)
+    torch.testing.assert_close(rows.sum(-1), whole)
+
+
+class OfTwoGroups(nn.Module):
+    """Tokens of a grid are in rows for one part, and in columns for the next, as Crossformer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        grid = x
+        for i in (0, 2):
+            rows = self.norm(grid.flatten(0, 1))
+            rows = self.norm(rows + self.maps[i](rows.cumsum(1)))
+            columns = rows.unflatten(0, x.shape[:2]).transpose(1, 2).flatten(0, 1)
+            columns = self.norm(columns).tanh()
+            columns = self.norm(columns + self.maps[i + 1](columns.cumsum(1)))
+            grid = columns.unflatten(0, (len(x), -1)).transpose(1, 2)
+        return grid
+
+
+def test_tokens_in_two_kinds_of_groups_are_refused():
+    with pytest.raises(ConfigError, match="grouped in another way from part to part"):
+        open_model(OfTwoGroups().eval(), example=torch.randn(3, 4, 2, WIDTH))
+
+
+class ByTheBatch(nn.Module):
+    """What it does depends on the mean over the batch, as the periods of TimesNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        for linear in self.maps:
+            x = x + linear(x.cumsum(1) - x.mean(0, keepdim=True)).tanh()
+        return x
+
+
+def test_sequences_that_read_each_other_are_named():
+    with pytest.raises(ConfigError, match="code that averages over the batch"):
+        open_model(ByTheBatch().eval(), example=torch.randn(3, 4, WIDTH))

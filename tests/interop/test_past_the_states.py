@@ -95,7 +95,7 @@ def test_a_matrix_that_is_used_once_more_is_in_a_part_that_is_not_read():
 
 
 def test_a_way_that_is_open_at_once_is_refused():
-    with pytest.raises(ConfigError, match="through the states of its residual stream alone"):
+    with pytest.raises(ConfigError, match="again behind the last state of its residual"):
         opened(lambda model, x: model.blocks[0].kept_unseen)
 
 
