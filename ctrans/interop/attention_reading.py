@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from ctrans.interop.attention_rows import LastRows, seeing_rows, sum_to_one
 from ctrans.interop.attention_scores import ROTARY, Scores, at_one_position, by_head
+from ctrans.interop.changed_tokens import RowsAndOutputs, with_other_tokens
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import JoinedProjections, ModuleChain, Projection, is_linear
-from ctrans.interop.norms import as_norm
+from ctrans.interop.norms import as_norm, named_norms
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, tolerance
 
@@ -167,7 +168,7 @@ def _rows_alone(
     """
     if not getattr(chain.stages[0], "averages_with_rows", True):
         return None
-    others, is_changed = _with_other_tokens(x)
+    others, is_changed = with_other_tokens(x)
     with seeing_rows(chain.stages[0]) as other_rows:
         changed_output = chain(others, **context)
     ways: list[See] = [
@@ -176,6 +177,7 @@ def _rows_alone(
         LastRows.of_another_sequence,
         # others, as of an encoder in the same operations, do not depend on the state
         partial(LastRows.numbered, numbers=last_rows.that_differ(other_rows)),
+        *(partial(LastRows.turned, order=order) for order in itertools.permutations(range(4))),
     ]
     for see in ways:
         rows, changed = see(last_rows), see(other_rows)
@@ -183,91 +185,18 @@ def _rows_alone(
             continue
         if len(rows) != len(x) or rows.shape[-2] != x.shape[1] or not sum_to_one(rows):
             continue
-        test = _Changed(x, is_changed, rows, changed, output, changed_output)
+        test = RowsAndOutputs(x, is_changed, rows, changed, output, changed_output)
         if test.weigh_tokens():
             if see is LastRows.heads_first:
                 reason = "its rows count heads before sequences"
+            elif isinstance(see, partial) and see.func is LastRows.turned:
+                reason = "its rows have their axes in an unusual order"
             return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)
         if test.weigh_others():
             if not last_rows.are_of_groups:
                 reason = CROSSING
             return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)
     return None
-
-
-@dataclass(frozen=True)
-class _Changed:
-    """Rows and the output of a map at states x, and where half of the tokens of the first sequence
-    are others.
-    """
-
-    x: Tensor
-    is_changed: Tensor
-    rows: Tensor
-    changed: Tensor
-    output: Tensor
-    changed_output: Tensor
-
-    def weigh_tokens(self) -> bool:
-        """Whether the output of token i in sequence s depends on others by row i of this sequence.
-
-        Rows of changed tokens and outputs of other tokens must change. The rows of other sequences
-        must not, nor may what the other tokens read of each other, up to a factor for each row:
-        scores are of pairs of tokens. Rows of channels, of tokens in another order, or of heads
-        before sequences do not pass this.
-        """
-        tokens = self.x.shape[1]
-        if self.rows.shape[-1] != tokens or tokens < 3:
-            return False
-        close = tolerance(self.x.dtype)
-        if len(self.x) > 1 and difference(self.changed[1:], self.rows[1:]) > close:
-            return False
-        kept = ~self.is_changed
-        before, after = (each[0][:, kept][:, :, kept] for each in (self.rows, self.changed))
-        reads = before.sum(-1, keepdim=True) > 0
-        before = torch.where(reads, before / before.sum(-1, keepdim=True), 0.0)
-        after = torch.where(reads, after / after.sum(-1, keepdim=True), 0.0)
-        return (
-            difference(after, before) <= close
-            and self._rows_differ(close)
-            and difference(self.changed_output[0, kept], self.output[0, kept]) > close
-        )
-
-    def weigh_others(self) -> bool:
-        """Whether the output of token i in sequence s depends on another sequence by row i of s:
-        rows and outputs of changed tokens must change, and no others.
-        """
-        if self.x.shape[1] < 2:
-            return False
-        close = tolerance(self.x.dtype)
-        which = self.is_changed
-        expected = self.rows.clone()
-        expected[0][:, which] = self.changed[0][:, which]
-        expected_output = self.output.clone()
-        expected_output[0, which] = self.changed_output[0, which]
-        return (
-            difference(self.changed, expected) <= close
-            and difference(self.changed_output, expected_output) <= close
-            and self._rows_differ(close)
-            and difference(self.changed_output[0, which], self.output[0, which]) > close
-        )
-
-    def _rows_differ(self, close: float) -> bool:
-        """Whether each changed token's rows differ in a head, but for those that read one token."""
-        rows = self.rows[0][:, self.is_changed]
-        changed = self.changed[0][:, self.is_changed]
-        reads_more = (rows > 0).sum(-1) > 1
-        differs = (changed - rows).abs().amax(-1) > close * rows.amax(-1)
-        return bool((differs.any(0) | ~reads_more.any(0)).all())
-
-
-def _with_other_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The states with other numbers in half of the tokens of the first sequence, and which."""
-    order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(0))
-    is_changed = (order < x.shape[1] // 2).to(x.device)
-    others = x.clone()
-    others[0, is_changed] = -others[0, is_changed].flip(-1)
-    return others, is_changed
 
 
 def _with_matrices(
@@ -295,7 +224,8 @@ def _with_matrices(
         if difference(_averages(chain, candidate[2], x, rows, head), last.x) <= close
     ]
     if not fitting:
-        raise _UnreadableError(_no_values(inner, x, heads, has_candidates=bool(candidates)))
+        why = _no_values(inner, x, heads, norms=named_norms(chain), has_candidates=bool(candidates))
+        raise _UnreadableError(why)
     cap = _soft_cap(first)
     scores = Scores(chain, x, at_one_position(context), rows > 0, head, cap)
     (query, key, value), scale = _with_scale(fitting, scores)
@@ -308,7 +238,7 @@ def _with_matrices(
             " over the queries: give it dim=-1"
         )
     else:
-        sums_to_one = sums_to_one and not _other_parameters(first)
+        sums_to_one = sums_to_one and (scale is not None or not _other_parameters(first))
         missing = float((1 - row_sums).max())
         why_not = _why_not(chain, missing, scale, sums_to_one=sums_to_one)
     return AttentionReading(
@@ -355,16 +285,22 @@ def _with_scale(candidates: Sequence[Candidate], scores: Scores) -> tuple[Candid
 
 
 def _no_values(
-    inner: Sequence[RecordedCall], x: Tensor, heads: int, *, has_candidates: bool
+    inner: Sequence[RecordedCall], x: Tensor, heads: int, *, norms: str, has_candidates: bool
 ) -> str:
-    """Why the linear maps before the last are not queries, keys and values."""
+    """Why the linear maps before the last are not queries, keys and values. `norms` are among
+    them.
+    """
     again = _called_again(inner)
     if again:
         return again
+    others = [part.x.dtype for part in inner if part.x.dtype != x.dtype]
+    if others:
+        return in_another_dtype(others[0], x.dtype)
     if has_candidates:
+        operation = f"a norm ({norms})" if norms else "a gate"
         return (
             "its heads' averages are not averages of values that are linear in its input, or"
-            " another operation, such as a gate, follows them"
+            f" another operation, such as {operation}, follows them"
         )
     for part in inner:
         is_regrouped = part.x.dim() == x.dim() and part.x.shape[0] != x.shape[0]
@@ -388,6 +324,12 @@ def _no_values(
         f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads}"
         f" heads{reason}"
     )
+
+
+def in_another_dtype(dtype: torch.dtype, of_states: torch.dtype) -> str:
+    """Why maps that compute in that dtype are not read."""
+    names = [str(each).removeprefix("torch.") for each in (dtype, of_states)]
+    return f"its linear maps compute in {names[0]} and its states are {names[1]}"
 
 
 def _called_again(parts: Sequence[RecordedCall]) -> str:
@@ -485,11 +427,9 @@ def _why_not(chain: ModuleChain, missing: float, scale: float | None, *, sums_to
         )
     if scale is not None:
         return ""
-    norms = [
-        path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None
-    ]
+    norms = named_norms(chain)
     if norms:
-        return f"norms act on its queries and keys ({', '.join(norms)})"
+        return f"norms act on its queries and keys ({norms})"
     return (
         "its scores are not a number times <Q x, K x>: positions may rotate queries and keys, or"
         " another function may act on the scores"

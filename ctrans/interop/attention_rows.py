@@ -233,6 +233,13 @@ class LastRows:
         by_head: Tensor = rows.unflatten(0, (-1, batch))
         return by_head.transpose(0, 1)
 
+    def turned(self, order: Sequence[int]) -> Tensor | None:
+        """The rows of the only product that averages, with their four axes in that order."""
+        averaging = self._computed.averaging
+        if self._computed.unused or len(averaging) != 1 or averaging[0].dim() != len(order):
+            return None
+        return averaging[0].permute(*order)
+
     def that_differ(self, other: LastRows) -> tuple[int, ...]:
         """The numbers of the rows that average and are others in another pass; none if the two
         passes have not as many.

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from ctrans.dynamics.fields import ACTIVATIONS, Activation, Matrix, Role, Units
 from ctrans.dynamics.fields.ffn_bounds import BoundedFFN, FFNMaps
+from ctrans.interop.attention_reading import in_another_dtype
 from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection, same_rows
+from ctrans.interop.norms import named_norms
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, unit
 
@@ -110,6 +112,8 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     if chain.output_path is None:
         return f"it {chain.ending}"
     inner, _ = _seen(chain, x)
+    if inner and inner[0].x.dtype != x.dtype:
+        return in_another_dtype(inner[0].x.dtype, x.dtype)
     if not inner or not all(same_rows(part.x, x) for part in inner):
         return f"not all of the {len(inner)} linear maps before its last act on its input"
     size = torch.cat([part.y for part in inner], -1).square().mean().sqrt()
@@ -131,10 +135,12 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
         miss, reading = min(fits, key=lambda fit: fit[0])
         if miss <= 64 * unit(x.dtype) and _holds_far(chain, reading, FAR * x):
             return reading
+    norms = named_norms(chain)
+    if norms:
+        return f"norms act between its maps ({norms})"
     return (
         "it is not recognised as a plain or gated FFN: its activation is none of"
-        f" {', '.join(KNOWN)}, its matrices are parts of larger ones, or more, such as a norm, is"
-        " between them"
+        f" {', '.join(KNOWN)}, its matrices are parts of larger ones, or more is between them"
     )
 
 

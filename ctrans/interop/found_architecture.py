@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from torch import nn
 
@@ -133,7 +134,12 @@ def architecture_of(
     matrices = [each for each in map(_matrices_of, sublayers) if each]
     if len(set(matrices)) < len(matrices):
         notes.append("some of its parts use the weights of earlier ones again")
-    unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
+    counts = Counter((name, chain.why_not) for name, chain in maps if chain.why_not)
+    of_name = Counter(name for name, _ in maps)
+    unread = []
+    for (name, why_not), count in counts.items():
+        which = name if count == of_name[name] else f"{name}, {count} of {of_name[name]}"
+        unread.append(f"{which}: {why_not}")
     norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(
         model=type(adapter.model).__name__,
@@ -150,7 +156,7 @@ def architecture_of(
         lengths=tuple(dict.fromkeys(depth.lengths)),
         parallel=sublayers[0].kind == "parallel",
         unit=unit_of(structures, depth),
-        unread=(*notes, *adapter.notes, *dict.fromkeys(unread)),
+        unread=(*notes, *adapter.notes, *unread),
     )
 
 

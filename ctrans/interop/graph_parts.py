@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 WITHOUT_ROWS = "operations without rows"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 UNSEEN = (
-    "code that torch does not show makes a tensor in it, as scripted code does, so that ctrans"
-    " cannot follow it"
+    "code that torch does not show makes a tensor in it, as scripted code or torch.vmap does,"
+    " so that ctrans cannot follow it"
 )
 MASKED = "it sets tokens to a number where a mask hides them"
 AFFINE = (
@@ -229,14 +229,22 @@ class PartsReader:
         return "it is no single sum x + f(x): it mixes states, or later parts read its states"
 
     def _reads_unseen(self, step: StreamPart) -> bool:
-        """Whether a part reads a tensor like the state which code made that torch does not show."""
+        """Whether a part reads a tensor like the state which code made that torch does not show, or
+        what is made of several such.
+        """
         size = (self.graph.operations[step.first].shape or torch.Size()).numel()
         read = {m for n in self._inside_part(step) for m in self.graph.operations[n].reads}
+        if self.graph.hides_operations:
+            read = {n for m in read for n in self.graph.before(m) - self.graph.before(step.first)}
         unknown = [self.graph.operations[m] for m in read - {0, step.first}]
-        return any(
-            each.site is None and not each.path and (each.shape or torch.Size()).numel() == size
+        sizes = [
+            (each.shape or torch.Size()).numel()
             for each in unknown
-        )
+            if each.site is None and not each.path
+        ]
+        if self.graph.hides_operations:
+            return any(each and not each % size for each in sizes)
+        return size in sizes
 
     def _is_affine(self, step: StreamPart) -> bool:
         """Whether a part multiplies the state by numbers, and adds what it does not depend on."""

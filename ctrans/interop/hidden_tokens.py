@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ctrans.base.shapes import TokenMask, TokenRows
-from ctrans.interop.computed_masks import UnreadPairs, hidden_tokens
+from ctrans.interop.computed_masks import Unread, UnreadPairs, hidden_tokens
 from ctrans.interop.tolerances import difference, unit
 from solvers import Map
 
@@ -46,24 +46,37 @@ def text_of(arguments: Mapping[str, Any], depth: Map, x0: TokenRows) -> TokenMas
 
 
 def text_of_pass(
-    run: Callable[[], Any], ids: Tensor, depth: Map, x0: TokenRows
+    run: Callable[[Tensor], Any], inputs: Tensor, depth: Map, x0: TokenRows, *, alone: bool
 ) -> TokenMask | None:
     """Which tokens the masks of `run`, a pass of the model on these inputs, leave: masks of any
     shape, given or computed. None if they leave all, and if it is not known.
+
+    If the model reads these inputs `alone`, a mask that is the same for all sequences and for the
+    inputs in reverse is part of its code, such as that of a model from right to left, or of a
+    class token: it hides no padding.
     """
-    sequences, tokens = x0.shape[:-2].numel(), x0.shape[-2]
-    pairs = UnreadPairs(sequences, tokens)
-    with torch.no_grad(), pairs.calls():
-        run()
-    if pairs.found is None:
+    unread = _unread(run, inputs, x0)
+    if unread is None:
         return None
     repeated: Tensor | None = None
-    if ids.shape == x0.shape[:-1] and not ids.is_floating_point():
-        repeated = ids.cpu().reshape(sequences, tokens)
-    hidden = hidden_tokens(pairs.found, repeated).to(x0.device).reshape(x0.shape[:-1])
+    if inputs.shape == x0.shape[:-1] and not inputs.is_floating_point():
+        repeated = inputs.cpu().reshape(unread.shape[:2])
+    hidden = hidden_tokens(unread, repeated).to(x0.device).reshape(x0.shape[:-1])
     if not hidden.any() or hidden.all(-1).any() or not _nobody_reads(hidden, depth, x0):
         return None
+    if alone and torch.equal(unread, unread[:1].expand_as(unread)):
+        reversed_ = _unread(run, inputs.flip(1), x0)
+        if reversed_ is not None and torch.equal(reversed_, unread):
+            return None
     return ~hidden
+
+
+def _unread(run: Callable[[Tensor], Any], inputs: Tensor, x0: TokenRows) -> Unread | None:
+    """What no head of a pass on these inputs reads, of states of the shape of x0."""
+    pairs = UnreadPairs(x0.shape[:-2].numel(), x0.shape[-2])
+    with torch.no_grad(), pairs.calls():
+        run(inputs)
+    return pairs.found
 
 
 def like_padding(ids: Tensor, depth: Map, x0: TokenRows) -> int:

@@ -120,6 +120,8 @@ class ModuleAdapter(ModelAdapter):
             if self.tokens_first:
                 shape = (shape[1], shape[0], *shape[2:])
             inputs = f"a tensor {shape} of {dtype}"
+            if self.tokens_first:
+                inputs += ", turned from (sequences, tokens),"
             others = list(self.named or {})[1:]
             if others:
                 inputs += f" with {', '.join(others)} as in the example"
@@ -153,7 +155,7 @@ class ModuleAdapter(ModelAdapter):
         if self.tokens_first:
             batch = tokens.transpose(0, 1)
         # a copy of its own, in the module's order: the input itself may be the first state
-        batch = self._like_the_weights(batch).clone()
+        batch = self._like_the_weights(batch).clone(memory_format=torch.contiguous_format)
         with without_fast_path():
             if self.named is None:
                 return self.model(batch)
@@ -244,7 +246,8 @@ class ModuleAdapter(ModelAdapter):
             others = dict(list(self.named.items())[1:])
             self.text = text_of(others, depth, x0)
         if self.text is None:
-            self.text = text_of_pass(lambda: self.run(self.example), self.example, depth, x0)
+            alone = self.named is None or len(self.named) == 1
+            self.text = text_of_pass(self.run, self.example, depth, x0, alone=alone)
         if self.text is None:
             self.like_padding = like_padding(self.example, depth, x0)
 

@@ -469,6 +469,12 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     return None
 
 
+def named_norms(module: nn.Module) -> str:
+    """The names of the norms inside of a module, as one text; "" if there is none."""
+    parts = module.named_modules()
+    return ", ".join(path.rpartition(".")[2] for path, part in parts if as_norm(part) is not None)
+
+
 def _stated_eps(module: nn.Module) -> float:
     """The eps that the module keeps under a usual name."""
     for name in EPS_NAMES:

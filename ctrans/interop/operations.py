@@ -89,7 +89,7 @@ class Operations(TorchFunctionMode):
 
     def __enter__(self) -> Operations:
         for part in self.whole:
-            begin = part.register_forward_pre_hook(self._begins)
+            begin = part.register_forward_pre_hook(self._begins, with_kwargs=True)
             end = part.register_forward_hook(self._ends, with_kwargs=True, always_call=True)
             self._hooks.callback(begin.remove)
             self._hooks.callback(end.remove)
@@ -101,11 +101,13 @@ class Operations(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no types here
         self._hooks.close()
 
-    def _begins(self, part: nn.Module, args: Any) -> None:
-        self._calling.append(part)
+    def _begins(self, part: nn.Module, args: Any, kwargs: Any) -> None:
+        if _is_of_one_tensor(args, kwargs):
+            self._calling.append(part)
 
     def _ends(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if not self._calling:  # torch calls it again if it has raised an error
+        # torch calls it again if it has raised an error
+        if not self._calling or not _is_of_one_tensor(args, kwargs):
             return output
         try:
             if len(self._calling) > 1 or output is None:
@@ -149,6 +151,12 @@ class Operations(TorchFunctionMode):
     def _site(self, *line: Any) -> CallSite:
         self.seen[line] += 1
         return (*line, self.seen[line])
+
+
+def _is_of_one_tensor(args: Any, kwargs: Any) -> bool:
+    """Whether a module gets one tensor alone: a norm that may add a residual is known without."""
+    given = [each for each in (*args, *kwargs.values()) if each is not None and each is not False]
+    return len(given) == 1 and isinstance(given[0], Tensor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -342,9 +342,9 @@ def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str,
         names = list(dict.fromkeys(filter(None, (others[0], others[-1]))))
         where = f" ({' .. '.join(names)})" if names else ""
         notes.append(
-            f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not examined"
-            f" by themselves{where}: blocks= may name their list, or example= give their input"
-            " first"
+            f"{len(others)} of its sums x + f(x), inside of parts or beside them,"
+            f" {'is' if len(others) == 1 else 'are'} not examined apart{where}: blocks= may name"
+            " their list, or example= give their input first"
         )
     if graph.hides_operations:
         notes.append(

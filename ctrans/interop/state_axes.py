@@ -95,11 +95,15 @@ class StateAxes:
         in_rows = [shape[axis] for axis in (self.batch, *axes, self.width)]
         return x.reshape(in_rows).movedim((0, -1), (self.batch, self.width))
 
+    def own_form_like(self, x: Tensor, like: Tensor) -> Tensor:
+        """A copy of x with the module's own axes, in the form of that tensor."""
+        return _laid_out_like(self.own_form(x, like.shape), like)
+
     def own_state(self, x: Tensor, like: Tensor, number: int) -> Tensor:
         """State `number` in the form of the module's own. A copy, which the module may change."""
         turned = x.reshape(self._turned(self._in_first_order(like, number)).shape)
         own = turned.movedim((0, -1), (self.batch, self.width))
-        return self._in_first_order(own, number).clone()
+        return _laid_out_like(self._in_first_order(own, number), like)
 
     def _in_first_order(self, x: Tensor, number: int) -> Tensor:
         """State `number` with its axes in the order of state 0, or the other way round."""
@@ -124,6 +128,13 @@ class StateAxes:
 
     def _turned(self, x: Tensor) -> Tensor:
         return x.movedim((self.batch, self.width), (0, -1))
+
+
+def _laid_out_like(x: Tensor, like: Tensor) -> Tensor:
+    """A copy that code may view as it may the other one."""
+    if like.is_contiguous():
+        return x.clone(memory_format=torch.contiguous_format)
+    return x.clone()
 
 
 def turned_among(shapes: Sequence[Sequence[int]]) -> frozenset[int]:

@@ -54,6 +54,8 @@ from ctrans.interop.whole_modules import whole_modules
 from ctrans.measure.attention.attention_calls import unseen
 from solvers import ConfigError
 
+WITHOUT_DERIVATIVES = "its forward turns derivatives off, as by torch.no_grad: it has no costates"
+
 
 class StreamAdapter(ModuleAdapter):
     """A module around the states of its residual stream. `because` says why it is read so.
@@ -84,8 +86,9 @@ class StreamAdapter(ModuleAdapter):
             steps = steps_of_the_stream(graph, sink, self._reader.is_norm)
         if len(steps) < FEWEST:
             raise ConfigError(
-                "no sums x + f(x) of its first argument follow one another up to its output. If"
-                " those of one list of blocks do, name it: blocks="
+                "no sums x + f(x) of its first argument follow one another up to its output, as"
+                " where several streams are mixed. If those of one list of blocks do, name it:"
+                " blocks="
             )
         self._keep(steps)
         self._find_state_axes([graph.operations[n].shape for n in self._states])
@@ -256,13 +259,10 @@ class StreamAdapter(ModuleAdapter):
         """
         result = x
 
-        def own_form(like: Tensor) -> Tensor:
-            return self.axes.own_form(x, like.shape).clone()
-
         def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
             nonlocal result
             if site == first:
-                return replaced(function, inputs, output, own_form)
+                return replaced(function, inputs, output, partial(self.axes.own_form_like, x))
             if site == reader:
                 result = self.axes.rows_like(tensors_in(inputs)[index], x)
                 raise Seen
@@ -402,6 +402,8 @@ class StreamAdapter(ModuleAdapter):
                 _, made = self.walked(self.example, leaves)
                 pulls = {k: random_states(made[k + 1]) for k in leaves}
                 total = torch.stack([(made[k + 1] * pulls[k]).sum() for k in leaves]).sum()
+                if not total.requires_grad:
+                    self.notes = (*self.notes, WITHOUT_DERIVATIVES)
                 own = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         except FOREIGN_ERRORS:
             return parts  # it has no derivatives, which the analyses say, or has checkpoints

@@ -133,7 +133,9 @@ class MapOfOperations(Replayed):
             return None
         product = product_at(graph, n)
         channels = -1 if product is None else product.channels
-        state = next(m for m in operation.reads if not graph.is_of_weights(m))
+        state = next((m for m in operation.reads if m == first or m in order), None)
+        if state is None:
+            return None
         shape = graph.operations[first].output.shape
         is_turned = self._is_turned(self.first, x)
         own = self.adapter.axes.own_form(numbered(x), shape, turned=is_turned)

@@ -358,3 +358,30 @@ def test_as_many_sequences_as_tokens_of_many_sizes():
     opened = open_model(module, example=ids(), loss="next")
     for count in range(2, 8):
         assert_states_are_its_own(opened, module, torch.randint(VOCABULARY, (count, count)))
+
+
+class SubNorm(OwnAttention):
+    """Norms act on the averages and between the maps of the FFN, as in Magneto and torchscale."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_averages = nn.LayerNorm(WIDTH)
+        self.ffn = nn.Sequential()
+        for name, part in (
+            ("up", nn.Linear(WIDTH, 32)),
+            ("activation", nn.GELU()),
+            ("of_hidden", nn.LayerNorm(32)),
+            ("down", nn.Linear(32, WIDTH)),
+        ):
+            self.ffn.add_module(name, part)
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        averages = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.of_averages(averages.transpose(1, 2).flatten(-2))
+
+
+def test_norms_between_the_maps_are_named():
+    opened = open_model(made(SubNorm), example=ids(), loss="next")
+    assert "such as a norm (of_averages), follows them" in opened.described
+    assert "norms act between its maps (of_hidden)" in opened.described

@@ -1,0 +1,370 @@
+"""Models like those of a fifth stranger, of kinds that ctrans read wrongly or with a reason that was
+not true.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.dynamics.fields import ExposesHeads, ExposesRows
+from ctrans.interop import open_model
+from tests.interop.test_found_by_strangers import (
+    BLOCKS,
+    HEADS,
+    VOCABULARY,
+    WIDTH,
+    Blocks,
+    OwnAttention,
+    assert_states_are_its_own,
+    feed_forward,
+    ids,
+    made,
+)
+
+
+class Masked(OwnAttention):
+    """Attention with a mask of pairs that the inputs do not change."""
+
+    def __init__(self, pairs):
+        super().__init__()
+        self.pairs = pairs
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        hidden = ~self.pairs(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))
+        self.rows = (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (self.rows @ v).transpose(1, 2).flatten(-2)
+
+
+def from_right_to_left(pairs):
+    return pairs.triu()
+
+
+def without_the_class_token(pairs):
+    pairs[1:, 0] = False
+    return pairs
+
+
+def of_a_window_to_the_right(pairs):
+    return pairs.triu().tril(2)
+
+
+def of_two_queries(pairs):
+    pairs[:, -2:] = False
+    return pairs
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [from_right_to_left, without_the_class_token, of_a_window_to_the_right, of_two_queries],
+)
+def test_a_mask_of_the_code_hides_no_padding(pairs):
+    module = made(lambda: Masked(pairs))
+    opened = open_model(module, example=ids(), loss="next")
+    assert "padding mask" not in opened.described
+    found = ctrans.simulate(opened, ids(), reference=False).mean_abs[-1]
+    module(ids())
+    assert found == pytest.approx(float(module.states[-1].abs().mean()), rel=1e-6)
+
+
+class OfPadding(Blocks):
+    """Tokens of id 0 are hidden from all others."""
+
+    def forward(self, ids):
+        seen = ids.ne(0)[:, None, None] | torch.eye(ids.shape[1], dtype=torch.bool)
+        for block in self.blocks:
+            block.pairs = lambda _: seen
+        return super().forward(ids)
+
+
+@pytest.mark.parametrize("lengths", [(7, 5), (6, 6)])
+def test_a_mask_of_the_inputs_hides_padding_also_of_equal_lengths(lengths):
+    torch.manual_seed(0)
+    module = OfPadding(lambda: Masked(None)).double().eval()
+    tokens = ids() % (VOCABULARY - 1) + 1
+    for row, length in zip(tokens, lengths, strict=True):
+        row[length:] = 0
+    opened = open_model(module, example=tokens)
+    hidden = 2 * tokens.shape[1] - sum(lengths)
+    assert f"a padding mask hides {hidden} of {tokens.numel()} tokens" in opened.described
+
+
+class AddNorm(nn.Module):
+    """An RMSNorm that may first add a residual, and then returns the sum too, as in vLLM."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.3 * torch.randn(WIDTH))
+
+    def forward(self, x, residual=None):
+        if residual is not None:
+            x = x + residual
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+        return y if residual is None else (y, x)
+
+
+class LayerNormWithResidual(nn.LayerNorm):
+    """As in flash-attn."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+
+    def forward(self, x, residual=None):
+        if residual is not None:
+            x = x + residual
+        y = super().forward(x)
+        return y if residual is None else (y, x)
+
+
+class WithResiduals(nn.Module):
+    """Pre-LN whose sums are in the norms that follow them."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.norms = nn.ModuleList(norm() for _ in range(2 * BLOCKS + 1))
+        self.ffns = nn.ModuleList(feed_forward() for _ in range(2 * BLOCKS))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        self.states = [x]
+        y = self.norms[0](x)
+        for norm, ffn in zip(self.norms[1:], self.ffns, strict=True):
+            y, x = norm(ffn(y), x)
+            self.states.append(x)
+        return self.head(y)
+
+
+@pytest.mark.parametrize("norm", [AddNorm, LayerNormWithResidual])
+def test_a_norm_that_adds_a_residual_is_a_sum_and_a_norm(norm):
+    torch.manual_seed(0)
+    module = WithResiduals(norm).double().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    assert opened.model.config.placement == "pre"
+    assert_states_are_its_own(opened, module, ids(1))
+    for part, own in zip(opened.depth.sublayers, module.norms, strict=False):
+        torch.testing.assert_close(part.input_norm.gamma, own.weight)
+
+
+class NormOfASum(AddNorm):
+    """norm(f(x), residual=x): Post-LN with one output."""
+
+    def forward(self, x, residual=None):
+        y = super().forward(x, residual)
+        return y if residual is None else y[0]
+
+
+class PostWithResiduals(WithResiduals):
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        self.states = [x]
+        for norm, ffn in zip(self.norms, self.ffns, strict=False):
+            x = norm(ffn(x), residual=x)
+            self.states.append(x)
+        return self.head(x)
+
+
+def test_a_sum_in_a_post_norm_is_read():
+    torch.manual_seed(0)
+    module = PostWithResiduals(NormOfASum).double().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    assert opened.model.config.placement == "post"
+    assert_states_are_its_own(opened, module, ids(1))
+
+
+class Turned(OwnAttention):
+    """Causal attention with the axes of its scores in some order."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).unbind(-3)
+        scores = torch.einsum(f"bihd,bjhd->{self.order}", q, k)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        shape = [x.shape[1] if axis in "ij" else 1 for axis in self.order]
+        later = (later if self.order.index("i") < self.order.index("j") else later.T).view(shape)
+        rows = scores.masked_fill(later, -torch.inf).softmax(self.order.index("j"))
+        self.rows = rows.permute(*map(self.order.index, "bhij"))
+        return torch.einsum(f"{self.order},bjhd->bihd", rows, v).flatten(-2)
+
+
+@pytest.mark.parametrize("order", ["ijbh", "bijh", "hbij", "bhji", "jbhi"])
+def test_rows_are_known_whatever_the_order_of_their_axes(order):
+    module = made(lambda: Turned(order))
+    opened = open_model(module, example=ids(), loss="next")
+    assert "its rows have their axes in an unusual order" in opened.described
+    for tokens in (ids(), torch.randint(VOCABULARY, (HEADS, 5)), torch.randint(VOCABULARY, (4, 4))):
+        attention = opened.depth.sublayers[0]
+        assert isinstance(attention.field, ExposesRows)
+        rows = attention.field.probabilities(attention.given(opened.embed(tokens)))
+        module(tokens)
+        torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+class TokensFirst(Blocks):
+    """States (tokens, sequences, width), whose tokens are chosen for an FFN as one axis: no turned
+    tensor may be viewed so.
+    """
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        self.states = [x.transpose(0, 1)]
+        for block in self.blocks:
+            x = x + block.out(x.cumsum(0))
+            self.states.append(x.transpose(0, 1))
+            x = x + self.chosen(block, block.norm(x))
+            self.states.append(x.transpose(0, 1))
+        return self.head(x)
+
+    def chosen(self, block, x):
+        flat = x.view(-1, WIDTH)
+        y = torch.zeros_like(flat)
+        which = flat[:, 0] > 0
+        y[which] = block.ffn(flat[which])
+        return y.view(x.shape)
+
+
+def test_states_that_are_turned_for_the_module_may_be_viewed():
+    torch.manual_seed(0)
+    module = TokensFirst(OwnAttention).double().eval()
+    opened = open_model(module, example=ids().T.contiguous())
+    assert {part.kind for part in opened.depth.sublayers} == {"attention", "ffn"}
+    found = opened.trajectory(ids(1)).states
+    module(ids(1).T)
+    for x, own in zip(found, module.states, strict=True):
+        torch.testing.assert_close(x, own)
+
+
+class Latents(nn.Module):
+    """A cross-attention reads the input into learned latents, which are the first state."""
+
+    def __init__(self):
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(4, WIDTH))
+        self.query = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.of_data = nn.ModuleList(nn.Linear(5, 2 * WIDTH) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 3)
+        self.kept = []
+
+    def by_head(self, x):
+        return x.unflatten(-1, (HEADS, -1)).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, data):
+        x = self.latents.expand(len(data), -1, -1)
+        self.kept = []
+        for query, of_data, out in zip(self.query, self.of_data, self.out, strict=True):
+            k, v = of_data(data).chunk(2, -1)
+            rows = (self.by_head(query(x)) @ self.by_head(k).mT).softmax(-1)
+            self.kept.append(rows.unflatten(0, (len(data), -1)))
+            y = rows @ self.by_head(v)
+            x = x + out(y.unflatten(0, (len(data), -1)).transpose(1, 2).flatten(-2))
+        return self.head(x.mean(1))
+
+
+def test_rows_that_read_into_learned_latents_are_known():
+    torch.manual_seed(0)
+    module = Latents().double().eval()
+    data = torch.randn(2, 7, 5, dtype=torch.float64)
+    opened = open_model(module, example=data)
+    states = opened.trajectory(data).states
+    module(data)
+    for part, x, own in zip(opened.depth.sublayers, states, module.kept, strict=False):
+        assert isinstance(part.field, ExposesRows)
+        torch.testing.assert_close(part.field.probabilities(part.given(x)), own)
+
+
+class HeadsInVmap(OwnAttention):
+    """Each head is a function with its own last map; their sum is the attention."""
+
+    def forward(self, x, states):
+        maps = self.maps.weight.unflatten(0, (3, HEADS, -1)).unbind(0)
+        outs = self.out.weight.unflatten(1, (HEADS, -1)).transpose(0, 1)
+        given = self.norm(x)
+
+        def of_head(q, k, v, out):
+            return ((given @ q.T) @ (given @ k.T).mT).softmax(-1) @ (given @ v.T) @ out.T
+
+        x = x + torch.vmap(of_head)(*maps, outs).sum(0)
+        states.append(x)
+        x = x + self.ffn(self.norm(x))
+        states.append(x)
+        return x
+
+
+def test_a_part_that_sums_what_vmap_hides_is_not_called_a_scale():
+    module = made(HeadsInVmap)
+    described = open_model(module, example=ids(), loss="next").described
+    assert "scripted code or torch.vmap" in described
+    assert "multiplies the state by numbers" not in described
+
+
+class InLowPrecision(OwnAttention):
+    """Its maps compute in bfloat16, and its states are float32."""
+
+    def forward(self, x, states):
+        x = x + self.out(self.averages(self.norm(x).bfloat16())).float()
+        states.append(x)
+        x = x + self.ffn(self.norm(x).bfloat16()).float()
+        states.append(x)
+        return x
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+
+
+def test_maps_of_another_dtype_are_named_so():
+    torch.manual_seed(0)
+    module = Blocks(InLowPrecision).eval()
+    for block in module.blocks:
+        for part in (block.maps, block.out, block.ffn):
+            part.bfloat16()
+    opened = open_model(module, example=ids(), loss="next")
+    said = "its linear maps compute in bfloat16 and its states are float32"
+    assert f"attention: rows alone are known: {said}" in opened.described
+    assert f"FFN: {said}" in opened.described
+
+
+class WithTable(OwnAttention):
+    """A parameter has a number for each distance, which is added to the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(HEADS, 40))
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        places = torch.arange(x.shape[1])
+        self.rows = (q @ k.mT + self.table[:, places[:, None] - places + 20]).softmax(-1)
+        return (self.rows @ v).transpose(1, 2).flatten(-2)
+
+
+def test_a_table_of_positions_is_no_weight_of_unknown_effect():
+    module = made(WithTable)
+    opened = open_model(module, example=ids(), loss="next")
+    assert not opened.model.config.unread
+    assert "positions add a number to its scores" in opened.model.config.attention
+    assert isinstance(opened.depth.sublayers[0].field, ExposesHeads)
+
+
+class WithoutDerivatives(Blocks):
+    @torch.inference_mode()
+    def forward(self, ids):
+        return super().forward(ids)
+
+
+def test_a_forward_without_derivatives_is_named_when_it_is_opened():
+    torch.manual_seed(0)
+    opened = open_model(WithoutDerivatives(OwnSums).double().eval(), example=ids(), loss="next")
+    assert "its forward turns derivatives off" in opened.described
+
+
+class OwnSums(OwnAttention):
+    def averages(self, x):
+        return x.cumsum(1) / (1 + torch.arange(x.shape[1]))[:, None]
