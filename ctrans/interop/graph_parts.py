@@ -267,7 +267,7 @@ class PartsReader:
             through, _ = self.graph.bottlenecks(step.sum.x, term.number)
             products = [m for m in of_state if m != step.first and self._multiplies(m)]
             begins = max((m for m in through if m <= min(products)), default=step.first)
-            in_maps |= self.graph.after(begins) - {begins}
+            in_maps |= self.graph.after(begins) - {step.first}
         for n in self.graph.decisions:
             if n in of_state and n <= step.last and (n not in in_maps or n > step.sum.y):
                 raise NotReplayedError("its code decides by the values of the state what it does")
