@@ -174,6 +174,7 @@ def _rows_alone(
     ways: list[See] = [
         LastRows.all_that_average,
         LastRows.heads_first,
+        LastRows.by_sequence,
         LastRows.of_another_sequence,
         # others, as of an encoder in the same operations, do not depend on the state
         partial(LastRows.numbered, numbers=last_rows.that_differ(other_rows)),
@@ -189,6 +190,8 @@ def _rows_alone(
         if test.weigh_tokens():
             if see is LastRows.heads_first:
                 reason = "its rows count heads before sequences"
+            elif see is LastRows.by_sequence:
+                reason = "it averages in a loop over sequences"
             elif isinstance(see, partial) and see.func is LastRows.turned:
                 reason = "its rows have their axes in an unusual order"
             return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)

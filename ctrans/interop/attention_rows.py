@@ -233,6 +233,17 @@ class LastRows:
         by_head: Tensor = rows.unflatten(0, (-1, batch))
         return by_head.transpose(0, 1)
 
+    def by_sequence(self) -> Tensor | None:
+        """The rows of products that each average in one sequence, (heads, tokens, tokens), as in a
+        loop over sequences.
+        """
+        averaging = self._computed.averaging
+        shapes = {rows.shape for rows in averaging}
+        has_one_form = len(shapes) == 1 and averaging[0].dim() == 3
+        if self._computed.unused or not has_one_form or len(averaging) != len(self._calls[-1].x):
+            return None
+        return torch.stack(averaging)
+
     def turned(self, order: Sequence[int]) -> Tensor | None:
         """The rows of the only product that averages, with their four axes in that order."""
         averaging = self._computed.averaging

@@ -206,6 +206,34 @@ def test_rows_are_known_whatever_the_order_of_their_axes(order):
         torch.testing.assert_close(rows, module.blocks[0].rows)
 
 
+class InALoop(OwnAttention):
+    """Each sequence by itself, as in code for packed sequences."""
+
+    def averages(self, x):
+        maps = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        averages = [
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            for q, k, v in zip(*maps, strict=True)
+        ]
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        scores = maps[0] @ maps[1].mT * (WIDTH // HEADS) ** -0.5
+        self.rows = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return torch.stack(averages).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("sequences", [HEADS, 3])
+def test_rows_in_a_loop_over_sequences_are_known(sequences):
+    module = made(InALoop)
+    tokens = torch.randint(VOCABULARY, (sequences, 6))
+    opened = open_model(module, example=tokens, loss="next")
+    assert "it averages in a loop over sequences" in opened.described
+    attention = opened.depth.sublayers[0]
+    assert isinstance(attention.field, ExposesRows)
+    rows = attention.field.probabilities(attention.given(opened.embed(tokens)))
+    module(tokens)
+    torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
 class TokensFirst(Blocks):
     """States (tokens, sequences, width), whose tokens are chosen for an FFN as one axis: no turned
     tensor may be viewed so.
