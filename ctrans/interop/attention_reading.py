@@ -128,7 +128,11 @@ def _read(
             return alone
         raise _UnreadableError(CROSSING)
     if rows is None:
-        raise _UnreadableError(last_rows.why_of_groups(rows) or f"{name} {NO_ROWS}")
+        reason = last_rows.why_of_groups(rows) or f"{name} {NO_ROWS}"
+        alone = _rows_alone(chain, x, context, output, last_rows, reason)
+        if alone is not None:
+            return alone
+        raise _UnreadableError(reason)
     rows = rows.to(x.dtype)  # some softmax return float32
     if not difference(output, expected) <= close:
         raise _UnreadableError(f"{name} computes something else in the mode that returns its rows")

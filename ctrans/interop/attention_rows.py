@@ -273,6 +273,8 @@ class LastRows:
             return _of_sequences(last, *x.shape[:2])
         if len(last) == len(x):  # each head by itself
             return torch.stack([rows for rows in fitting if rows.shape == last.shape], 1)
+        if len(last) % len(x):
+            return None
         # sequences and heads share an axis, sequences first
         of_heads: Tensor = last.unflatten(0, (len(x), -1))
         return of_heads
