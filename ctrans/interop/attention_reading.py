@@ -182,7 +182,7 @@ def _rows_alone(
         LastRows.of_another_sequence,
         # others, as of an encoder in the same operations, do not depend on the state
         partial(LastRows.numbered, numbers=last_rows.that_differ(other_rows)),
-        *(partial(LastRows.turned, order=order) for order in itertools.permutations(range(4))),
+        *(partial(LastRows.turned, heads_first=first) for first in (False, True)),
     ]
     for see in ways:
         rows, changed = see(last_rows), see(other_rows)
@@ -245,7 +245,7 @@ def _with_matrices(
             " over the queries: give it dim=-1"
         )
     else:
-        sums_to_one = sums_to_one and (scale is not None or not _other_parameters(first))
+        sums_to_one = sums_to_one and not _other_parameters(first)
         missing = float((1 - row_sums).max())
         why_not = _why_not(chain, missing, scale, sums_to_one=sums_to_one)
     return AttentionReading(
@@ -429,8 +429,8 @@ def _why_not(chain: ModuleChain, missing: float, scale: float | None, *, sums_to
         return f"a sink takes up to {missing:.2g} of a row, but theta needs rows that sum to 1"
     if not sums_to_one:
         return (
-            "it has weights of unknown effect (such as a sink, or a bias of its rows), but theorem"
-            " 5.1 needs known scores"
+            "it has weights of unknown effect, such as a sink, a bias of its rows, or gains of"
+            " queries and keys, so that its scores are not known"
         )
     if scale is not None:
         return ""

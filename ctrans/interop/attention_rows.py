@@ -39,6 +39,8 @@ class ComputedRows:
     - `of_groups`: the shapes of rows with more axes, as of the columns of images
     - `seen`: all that a softmax or the fused kernel computes, or with which a product averages
     - `averaging`: those with which the fused kernel or a product of matrices averages
+    - `axes`: of each of these, the axis of the token that reads and of those that are read; None if
+      that is not known
     - `unused`: of the softmaxes, those with which no product has averaged yet
     """
 
@@ -46,11 +48,12 @@ class ComputedRows:
         self.seen: list[Tensor] = []
         self.of_groups: list[torch.Size] = []
         self.averaging: list[Tensor] = []
+        self.axes: list[tuple[int, int] | None] = []
         self.unused: list[Tensor] = []
 
     def of_kernel(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
         rows = _rows(KernelCall(*args, **kwargs))
-        self.averaging.append(rows)
+        self._add(rows, (rows.dim() - 2, rows.dim() - 1))
         self._see(rows)
 
     def of_softmax(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -58,36 +61,64 @@ class ComputedRows:
         self._see(output)
 
     def of_product(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
-        for operand in tensors_in(args):
-            if self._averages_with(operand):
+        operands = tensors_in(args)
+        for i, operand in enumerate(operands):
+            if self._averages_with(operand, _axes_in_product(args, operands, i)):
                 return
 
-    def _averages_with(self, rows: Tensor) -> bool:
+    def _averages_with(self, rows: Tensor, axes: tuple[int, int] | None) -> bool:
         """Notes the rows if a product with them averages."""
         if any(rows is each for each in self.averaging):
             return True
         # heads may have equal rows, so that each softmax is of one product
         for i, softmax in enumerate(self.unused):
             if rows is softmax or _equal(rows, softmax):
-                self.averaging.append(rows)
+                self._add(rows, axes)
                 del self.unused[i]
                 return True
             if _without_sink(rows, softmax):
-                self.averaging.append(rows)
+                self._add(rows, axes)
                 self._see(rows)
                 del self.unused[i]
                 return True
         if _are_averages(rows):
-            self.averaging.append(rows)
+            self._add(rows, axes)
             self._see(rows)
             return True
         return False
+
+    def _add(self, rows: Tensor, axes: tuple[int, int] | None) -> None:
+        self.averaging.append(rows)
+        self.axes.append(axes)
 
     def _see(self, rows: Tensor) -> None:
         if rows.dim() in (3, 4):
             self.seen.append(rows)
         elif rows.dim() > 4:
             self.of_groups.append(rows.shape)
+
+
+def _axes_in_product(
+    args: Sequence[Any], operands: Sequence[Tensor], i: int
+) -> tuple[int, int] | None:
+    """The axis of operand i of a product of two that its other one lacks, as of the token that
+    reads, and the axis that is summed, as of those that are read. None if there is not one of each.
+    """
+    if len(operands) != 2:
+        return None
+    if not isinstance(args[0], str):  # a product of matrices
+        last = operands[i].dim() - 1
+        return (last - 1, last) if i == 0 else (last, last - 1)
+    inputs, _, result = args[0].replace(" ", "").partition("->")
+    names = inputs.split(",")
+    if len(names) != 2 or not result or "." in inputs:
+        return None
+    own, other = names[i], names[1 - i]
+    reads = [axis for axis in own if axis in result and axis not in other]
+    read = [axis for axis in own if axis not in result and axis in other]
+    if len(reads) != 1 or len(read) != 1:
+        return None
+    return own.index(reads[0]), own.index(read[0])
 
 
 @contextmanager
@@ -211,13 +242,32 @@ class LastRows:
         averaging = self._computed.averaging
         if self._computed.unused or not numbers or max(numbers) >= len(averaging):
             return None
-        chosen = [self._by_head(averaging[i]) for i in numbers]
+        if any(self._is_turned(i) for i in numbers):
+            return None
+        chosen = [self._standing(i) for i in numbers]
         rows = self._joined(chosen, is_square=chosen[-1].shape[-1] == chosen[-1].shape[-2])
         if rows is None or (len(chosen) > 1 and chosen[-1].dim() == 4):
             return None
         if len(chosen) not in (1, rows.shape[1]):
             return None
         return rows
+
+    def _is_turned(self, i: int) -> bool:
+        """Whether the rows of that product, of four axes, do not end in tokens and those that they
+        read, with sequences and heads, or sequences alone, before them.
+        """
+        axes = self._computed.axes[i]
+        rows = self._computed.averaging[i]
+        return axes is not None and rows.dim() == 4 and axes not in ((2, 3), (1, 3))
+
+    def _standing(self, i: int) -> Tensor:
+        """The rows of that product, heads before tokens."""
+        rows = self._computed.averaging[i]
+        if rows.dim() == 4 and self._computed.axes[i] == (1, 3):
+            return rows.transpose(1, 2)
+        if self._computed.axes[i] is not None:
+            return rows
+        return self._by_head(rows)
 
     def heads_first(self) -> Tensor | None:
         """The rows of the only product that averages, whose first axis counts heads and then
@@ -226,6 +276,8 @@ class LastRows:
         averaging = self._computed.averaging
         batch, tokens = self._calls[-1].x.shape[:2]
         if self._computed.unused or len(averaging) != 1 or averaging[0].dim() != 3:
+            return None
+        if self._computed.axes[0] not in (None, (1, 2)):
             return None
         rows = averaging[0]
         if len(rows) % batch or rows.shape[1:] != (tokens, tokens):
@@ -244,12 +296,20 @@ class LastRows:
             return None
         return torch.stack(averaging)
 
-    def turned(self, order: Sequence[int]) -> Tensor | None:
-        """The rows of the only product that averages, with their four axes in that order."""
+    def turned(self, *, heads_first: bool) -> Tensor | None:
+        """The rows of the only product that averages, of four axes in any order. Of the two that do
+        not count tokens, the first counts sequences, or heads.
+        """
         averaging = self._computed.averaging
-        if self._computed.unused or len(averaging) != 1 or averaging[0].dim() != len(order):
+        if self._computed.unused or len(averaging) != 1 or averaging[0].dim() != 4:
             return None
-        return averaging[0].permute(*order)
+        axes = self._computed.axes[0]
+        if axes is None:
+            return None
+        others = [axis for axis in range(4) if axis not in axes]
+        if heads_first:
+            others.reverse()
+        return averaging[0].permute(*others, *axes)
 
     def that_differ(self, other: LastRows) -> tuple[int, ...]:
         """The numbers of the rows that average and are others in another pass; none if the two
@@ -334,9 +394,10 @@ class LastRows:
         joined = self.numbered(range(len(self._computed.averaging)))
         if rows is None or joined is None:
             return None
-        if not difference(joined.to(rows), rows) <= tolerance(rows.dtype):
-            return None
-        return rows
+        for those in (rows, rows.transpose(1, 2)):  # with as many heads as tokens, either
+            if difference(joined.to(rows), those) <= tolerance(rows.dtype):
+                return those
+        return None
 
 
 @contextmanager

@@ -138,23 +138,29 @@ def hidden_tokens(unread: Unread, ids: Int[Tensor, "batch tokens"] | None = None
     tokens = unread.shape[-1]
     own = torch.eye(tokens, dtype=torch.bool)
     reads_all = ~unread.any(-1, keepdim=True)
-    hidden_from_others = (unread | reads_all | own).all(-2)
+    from_others = (unread | reads_all | own).all(-2)
     not_itself = unread.diagonal(dim1=-2, dim2=-1)
     itself_alone = (unread | own).all(-1)
     lifted = reads_all[..., 0] & ~reads_all.all(-2)
     lifted[:, -1] = False  # the last token of a causal text reads all
     if ids is not None:
-        itself_alone &= ~_of_text(ids, ~hidden_from_others, itself_alone)
-    hidden = hidden_from_others & (not_itself | itself_alone | lifted)
-    for sequence, token in (hidden_from_others & ~hidden).nonzero().tolist():
+        itself_alone &= ~_of_text(ids, ~from_others, itself_alone)
+    hidden = from_others & (not_itself | itself_alone | lifted)
+    for sequence, token in (from_others & ~hidden).nonzero().tolist():
         readers = ~reads_all[sequence, :, 0]
         hidden[sequence, token] = _was_passed_over(unread[sequence], token, readers)
     if ids is None:
         return hidden
-    repeats = (ids == ids.roll(1, -1)) & hidden_from_others
+    repeats = (ids == ids.roll(1, -1)) & from_others
     for token in range(1, tokens):
         hidden[:, token] |= repeats[:, token] & hidden[:, token - 1]
     return hidden
+
+
+def hidden_from_others(unread: Unread) -> TokenMask:
+    """The tokens that no other token reads."""
+    own = torch.eye(unread.shape[-1], dtype=torch.bool)
+    return (unread | own).all(-2)
 
 
 def _of_text(

@@ -6,13 +6,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctrans.base.shapes import TokenMask, TokenRows
-from ctrans.interop.computed_masks import Unread, UnreadPairs, hidden_tokens
+from ctrans.interop.computed_masks import (
+    Unread,
+    UnreadPairs,
+    hidden_from_others,
+    hidden_tokens,
+)
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.tolerances import difference, unit
 from solvers import Map
 
@@ -47,28 +54,44 @@ def text_of(arguments: Mapping[str, Any], depth: Map, x0: TokenRows) -> TokenMas
 
 def text_of_pass(
     run: Callable[[Tensor], Any], inputs: Tensor, depth: Map, x0: TokenRows, *, alone: bool
-) -> TokenMask | None:
+) -> tuple[TokenMask | None, int]:
     """Which tokens the masks of `run`, a pass of the model on these inputs, leave: masks of any
     shape, given or computed. None if they leave all, and if it is not known.
 
-    If the model reads these inputs `alone`, a mask that is the same for all sequences and for the
-    inputs in reverse is part of its code, such as that of a model from right to left, or of a
-    class token: it hides no padding.
+    If the model reads these inputs `alone`, a mask that is the same for all sequences, and for
+    inputs with other numbers in place of what it hides, may be part of the code, such as that of a
+    model from right to left or of a class token: it counts as hiding no padding. Also returns how
+    many tokens such a mask hides from all others.
     """
     unread = _unread(run, inputs, x0)
     if unread is None:
-        return None
+        return None, 0
     repeated: Tensor | None = None
     if inputs.shape == x0.shape[:-1] and not inputs.is_floating_point():
         repeated = inputs.cpu().reshape(unread.shape[:2])
     hidden = hidden_tokens(unread, repeated).to(x0.device).reshape(x0.shape[:-1])
     if not hidden.any() or hidden.all(-1).any() or not _nobody_reads(hidden, depth, x0):
-        return None
+        return None, 0
     if alone and torch.equal(unread, unread[:1].expand_as(unread)):
-        reversed_ = _unread(run, inputs.flip(1), x0)
-        if reversed_ is not None and torch.equal(reversed_, unread):
-            return None
-    return ~hidden
+        with suppress(*FOREIGN_ERRORS):  # which tell that the code looks at these numbers
+            changed = _unread(run, _with_other_numbers(inputs, hidden), x0)
+            if changed is not None and torch.equal(changed, unread):
+                return None, int(hidden_from_others(unread).sum())
+    return ~hidden, 0
+
+
+def _with_other_numbers(inputs: Tensor, hidden: TokenMask) -> Tensor:
+    """The inputs with those of a token of text in place of those of hidden tokens. Where inputs are
+    not token by token: with other numbers in place of their commonest one, such as 0.
+    """
+    if inputs.shape[: hidden.dim()] == hidden.shape:
+        changed = inputs.clone()
+        for row, is_hidden in zip(changed, hidden.to(inputs.device), strict=True):
+            row[is_hidden] = row[~is_hidden][-1:].expand_as(row[is_hidden])
+        return changed
+    commonest = inputs.flatten().mode().values
+    others = inputs[inputs != commonest]
+    return torch.where(inputs == commonest, others[:1], inputs)
 
 
 def _unread(run: Callable[[Tensor], Any], inputs: Tensor, x0: TokenRows) -> Unread | None:

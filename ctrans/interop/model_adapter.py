@@ -60,6 +60,8 @@ class ModelAdapter(ABC):
         """Which tokens of the example its padding mask leaves; None if all, or if it has none."""
         self.like_padding = 0
         """How many tokens of the example look like padding that no mask hides."""
+        self.read_by_none = 0
+        """How many tokens of the example a mask hides from all others that is part of the code."""
 
     def versions(self) -> tuple[tuple[int, int | None], ...]:
         """Which tensors its weights are, and how often each was written; none while it is read."""
@@ -194,30 +196,30 @@ def context_of(config: Any) -> int | None:
 def tensor_in(output: Any) -> Tensor | None:
     """The logits or last hidden state in a model's output; None if there is none.
 
-    In a tuple it is the first floating-point tensor with axes, as a scalar loss may come first. In
-    a mapping without a known name it is the only such tensor, or the only one of logits.
+    In a tuple it is the first floating-point tensor with axes, as a scalar loss may come first, and
+    so in a mapping without a known name, if it has not one of logits alone.
     """
     if isinstance(output, Tensor):
         return output
     if isinstance(output, (tuple, list)):
         return next((part for part in output if _of_numbers(part)), None)
     if isinstance(output, Mapping):
-        entries = output
-    else:
-        entries = {name: getattr(output, name, None) for name in OUTPUTS}
+        name = name_in(output)
+        return None if name is None else output[name]
+    entries = (getattr(output, name, None) for name in OUTPUTS)
+    return next((entry for entry in entries if entry is not None), None)
+
+
+def name_in(output: Mapping[Any, Any]) -> Any:
+    """The name of `tensor_in` a mapping; None if there is none."""
     for name in OUTPUTS:
-        entry: Tensor | None = entries.get(name)
-        if entry is not None:
-            return entry
-    if not isinstance(output, Mapping):
-        return None
-    tensors = {name: part for name, part in output.items() if _of_numbers(part)}
-    of_logits = [part for name, part in tensors.items() if str(name).endswith("logits")]
-    for found in (of_logits, list(tensors.values())):
-        if len(found) == 1:
-            only: Tensor = found[0]
-            return only
-    return None
+        if output.get(name) is not None:
+            return name
+    names = [name for name, part in output.items() if _of_numbers(part)]
+    of_logits = [name for name in names if str(name).endswith("logits")]
+    if len(of_logits) == 1:
+        return of_logits[0]
+    return next(iter(names), None)
 
 
 def _of_numbers(part: Any) -> bool:

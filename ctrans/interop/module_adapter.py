@@ -247,7 +247,9 @@ class ModuleAdapter(ModelAdapter):
             self.text = text_of(others, depth, x0)
         if self.text is None:
             alone = self.named is None or len(self.named) == 1
-            self.text = text_of_pass(self.run, self.example, depth, x0, alone=alone)
+            self.text, self.read_by_none = text_of_pass(
+                self.run, self.example, depth, x0, alone=alone
+            )
         if self.text is None:
             self.like_padding = like_padding(self.example, depth, x0)
 

@@ -253,7 +253,12 @@ def open_imported(
             " attention, Lyapunov exponents, stretches, updates, transport and certificates count"
             " them: for these give a batch without padding"
         )
-    if model.adapter.like_padding:
+    if model.adapter.read_by_none:
+        opened.described += (
+            f"; no others read {model.adapter.read_by_none} tokens of its example, whatever the"
+            " inputs, and all figures count them. If they are padding, give a mask for it"
+        )
+    elif model.adapter.like_padding:
         opened.described += (
             f"; {model.adapter.like_padding} tokens at the ends of the example's sequences repeat"
             " one id, no mask hides them, and no other token reads them: if they are padding, all"

@@ -155,8 +155,7 @@ class Operations(TorchFunctionMode):
 
 def _is_of_one_tensor(args: Any, kwargs: Any) -> bool:
     """Whether a module gets one tensor alone: a norm that may add a residual is known without."""
-    given = [each for each in (*args, *kwargs.values()) if each is not None and each is not False]
-    return len(given) == 1 and isinstance(given[0], Tensor)
+    return len(tensors_in((args, kwargs))) == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +255,8 @@ class Graph:
         """By call site."""
         self.orders: dict[tuple[int, int], list[int]] = {}
         """By two operations: those in order that make the second of the first."""
+        self.sums: dict[int, Any] = {}
+        """By number, the residual sum that it is, or None, once it was looked for."""
         self.layouts: dict[int, torch.memory_format] = {}
         """By number, the order in memory that the code asks for of an output that already has it.
         Another kernel may return the same numbers in another order.
@@ -383,6 +384,13 @@ class Graph:
     def is_of_weights(self, n: int) -> bool:
         """Whether parameters alone make the output of operation n."""
         return bool(self._weights[n])
+
+    def as_state(self, n: int) -> None:
+        """What operation n makes, and what is made of it, counts as made of no weights alone, such
+        as learned queries that are the first state.
+        """
+        for m in self.after(n):
+            self._weights[m] = None
 
     def stacked_vectors(self) -> list[str]:
         """The paths of the parameters of several axes of which only vectors are read, such as the

@@ -101,6 +101,7 @@ def steps_of_the_stream(
             if any(is_norm(one.y, other.x) for one, other in pairwise(sums)):
                 end = _last_norm(graph, end, then.x, is_norm)  # coordinates may follow it
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
+    steps = [step for step in steps if step.first != step.last]
     before = _gated_before(graph, steps[0].first)
     if source is None and not before:
         steps[0] = _from_before_its_norm(graph, steps[0], is_norm)

@@ -178,6 +178,13 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
     """Operation n as a residual sum: one term x is seen by all others through products of matrices.
     None if it is none.
     """
+    if n not in graph.sums:  # sums of sums of sums would be looked for again and again
+        graph.sums[n] = _sum_at(graph, n)
+    found: Sum | None = graph.sums[n]
+    return found
+
+
+def _sum_at(graph: Graph, n: int) -> Sum | None:
     terms = _operands(graph, Scaled(n, n))
     shape = graph.operations[n].shape
     if terms is None or shape is None or len(terms) < 2:

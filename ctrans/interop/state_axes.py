@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class StateAxes:
         """The place of the axis of sequences among all axes but that of channels."""
         return self.batch - int(self.width < self.batch)
 
-    def fit(self, shapes: Sequence[Sequence[int]]) -> bool:
+    def _fit(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether all states, of these shapes, have as many sequences and channels as the first."""
         first = shapes[0]
         for number, shape in enumerate(shapes):
@@ -155,6 +155,20 @@ def turned_among(shapes: Sequence[Sequence[int]]) -> frozenset[int]:
                 " before the first block, and back behind the last one"
             )
     return frozenset(others)
+
+
+def axes_that_fit(
+    shapes: Sequence[Sequence[int]], width: int, sequences: int, turned: frozenset[int]
+) -> Iterator[StateAxes]:
+    """What the axes of states of these shapes may count, if axis `width` counts channels. An axis
+    of as many sequences comes before one of several rows for each.
+    """
+    first = shapes[0]
+    for batch in sorted(range(len(first)), key=lambda axis: first[axis] != sequences):
+        copies, remainder = divmod(first[batch], sequences)
+        axes = StateAxes(len(first), batch, width, copies, turned)
+        if batch != width and not remainder and axes._fit(shapes):
+            yield axes
 
 
 def without_axes(shapes: Sequence[Sequence[int]], example: Sequence[int]) -> ConfigError:

@@ -7,49 +7,41 @@ own k-th state.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
-from pathlib import Path
-from types import CodeType, MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
 
 from ctrans.base.as_found import as_found
 from ctrans.base.printable import one_line
-from ctrans.dynamics.scheme import whole_graph
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.interop.block_calls import Seen, tensors_in
+from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import MIX, Structure
 from ctrans.interop.example_inputs import rows_chosen_by
 from ctrans.interop.find_blocks import blocks_named
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.graph_parts import MIXES, PartsReader, Samples, check_step, structures_of
-from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
-from ctrans.interop.module_adapter import ModuleAdapter
+from ctrans.interop.model_adapter import OUTPUTS, REMEMBERED, ModelAdapter, name_in
 from ctrans.interop.named_modules import (
     check_head,
     check_names,
     first_state,
     last_state,
-    states_around,
     steps_of_blocks,
 )
-from ctrans.interop.operations import CallSite, Function, Graph, Operations, replaced
+from ctrans.interop.operations import Graph
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import FEWEST, StreamPart, notes_of, steps_of_the_stream
 from ctrans.interop.scripted import why_scripted
-from ctrans.interop.state_axes import StateAxes, channels_of, turned_among, without_axes
 from ctrans.interop.stream_map import StreamMap
-from ctrans.interop.tolerances import has_pull, same, same_where_finite
+from ctrans.interop.stream_passes import StreamPasses
+from ctrans.interop.tolerances import has_pull, same_where_finite
 from ctrans.interop.whole_modules import whole_modules
 from ctrans.measure.attention.attention_calls import unseen
 from solvers import ConfigError
@@ -57,12 +49,13 @@ from solvers import ConfigError
 WITHOUT_DERIVATIVES = "its forward turns derivatives off, as by torch.no_grad: it has no costates"
 
 
-class StreamAdapter(ModuleAdapter):
+class StreamAdapter(StreamPasses):
     """A module around the states of its residual stream. `because` says why it is read so.
     Errors as `ModuleAdapter`.
     """
 
     def _find(self) -> None:
+        self._numbers = {}
         self.whole = whole_modules(self.model)
         blocks: Sequence[nn.Module] = ()
         if self.anatomy.blocks is not None:
@@ -72,7 +65,7 @@ class StreamAdapter(ModuleAdapter):
         main = self.tensor(output)
         if main is None:
             raise ConfigError(
-                "none of its outputs is called logits: wrap it in a module that returns one tensor"
+                "none of its outputs is a tensor: wrap it in a module that returns one"
             )
         self._graph = graph
         self._graphs: dict[tuple[Any, ...], Graph] = {}
@@ -103,7 +96,10 @@ class StreamAdapter(ModuleAdapter):
             if x is not main and graph.number(x) in beside_the_stream
         }
         self.because = ""
-        self.notes = (*notes_of(graph, sink, self.steps), *filter(None, [why_scripted(self.model)]))
+        notes = [*notes_of(graph, sink, self.steps), why_scripted(self.model)]
+        if isinstance(output, Mapping) and name_in(output) not in OUTPUTS and len(output) > 1:
+            notes.append(f"of its outputs, {name_in(output)!r} is looked at")
+        self.notes = tuple(filter(None, notes))
 
     def _steps_of_the_users(self, output: Any) -> Sequence[StreamPart]:
         """Its parts between the state that the user's `embed` gives and the one from which `head`
@@ -126,155 +122,17 @@ class StreamAdapter(ModuleAdapter):
         sums = ((k, step.sum) for k, step in enumerate(steps) if step.sum is not None)
         self._sums = {graph.operations[each.y].site: k for k, each in sums}
         self.weights = [graph.weights(step.first, step.last) for step in steps]
-
-    def _find_state_axes(self, shapes: Sequence[Any]) -> None:
-        """Finds which axes of its states, of these shapes, count sequences and channels, and puts
-        sequences first in the example.
-        """
-        shape = shapes[0]
-        turned = self._turned_states(shapes)
-        width = channels_of(self.model, self._graph, shape)
-        example = self.example
-        for self.tokens_first in (False, True):
-            if self.tokens_first:
-                self.example = example.transpose(0, 1)
-            # an axis of as many sequences comes before one of several rows for each
-            axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != len(self.example))
-            for batch in axes:
-                copies, remainder = divmod(shape[batch], len(self.example))
-                self.axes = StateAxes(len(shape), batch, width, copies, turned)
-                if batch == width or remainder or not self.axes.fit(shapes):
-                    continue
-                with contextlib.suppress(ConfigError):  # it may not run with its axes turned
-                    if self._is_alone():
-                        return
-        raise without_axes(shapes, example.shape)
-
-    def _turned_states(self, shapes: Sequence[Any]) -> frozenset[int]:
-        """The states, of these shapes, whose first two axes are turned, as seen from the first."""
-        if shapes[0][0] == shapes[0][1]:  # a pass of one sequence more shows it
-            with contextlib.suppress(*FOREIGN_ERRORS), torch.no_grad():
-                graph, _, _ = self._recorded(self._as_many(self.example, len(self.example) + 1))
-                numbers = [self.number_in(graph, k) for k in range(len(shapes))]
-                shapes = [graph.operations[n].shape for n in numbers]
-        return turned_among(shapes)
+        self._mark_states(graph)
 
     def stacked_vectors(self) -> set[int]:
         paths = self._graph.stacked_vectors()
         return {id(self.model.get_parameter(path)) for path in paths if path}
-
-    @property
-    def begins_with_its_input(self) -> bool:
-        """Whether its first state is its input as it gets it."""
-        first = next(site for site, k in self._numbers.items() if k == 0)
-        if first is None:
-            return True
-        is_made_here = isinstance(first[0], CodeType)
-        return is_made_here and Path(first[0].co_filename).parent == Path(__file__).parent
-
-    def _is_alone(self) -> bool:
-        """Whether the last state of each sequence but the first is the same for another first
-        one.
-        """
-        if len(self.example) > 1:
-            rows = self.example
-        else:
-            rows = self._as_many(self.example, 2)
-        changed = torch.cat([rows[:1].flip(-1), rows[1:]])
-        last = len(self.weights)
-        with torch.no_grad():
-            _, before = self.passed(rows, last=last)
-            _, after = self.passed(changed, last=last)
-        return same(before[1:], after[1:])
-
-    def _run(self, tokens: Tensor, mode: Operations) -> Any:
-        with as_found(self.model), whole_graph(), mode:
-            return self.run(tokens)
-
-    def states(
-        self,
-        look: Callable[[int, Tensor], Tensor],
-        summed: Callable[[int, Tensor], None] | None = None,
-    ) -> Operations:
-        """A mode of forward passes in which state k is look(k, x) in place of the module's own x.
-        summed(k, y) gets the sum of part k, which a norm may follow.
-        """
-
-        def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
-            k = self._numbers.get(site)
-            if summed is not None and site in self._sums and isinstance(output, Tensor):
-                summed(self._sums[site], output)
-            if k is not None:
-                return replaced(function, inputs, output, partial(look, k))
-            if isinstance(output, Tensor):
-                return output
-            numbers = count()
-
-            def met_part(part: Tensor) -> Any:
-                return met((*site, next(numbers)), function, inputs, part)
-
-            return tree_map_only(Tensor, met_part, output)
-
-        return Operations(met, self.whole)
-
-    def passed(
-        self,
-        tokens: Tensor,
-        states: Mapping[int, Tensor] = MappingProxyType({}),
-        last: int | None = None,
-    ) -> tuple[Any, Tensor]:
-        """The output and state number `last` of a forward pass, which ends there if it is given.
-        These `states` are replaced.
-        """
-        last_state = tokens
-
-        def look(k: int, x: Tensor) -> Tensor:
-            nonlocal last_state
-            if k == last:
-                last_state = self.axes.rows(x, k)
-                raise Seen
-            if k not in states:
-                return x
-            return self.axes.own_state(states[k], x, k)
-
-        with contextlib.suppress(Seen):
-            output = self._run(tokens, self.states(look))
-            if last is None:
-                return output, last_state
-            raise ConfigError(
-                f"{type(self.model).__name__} does not always compute state {last} of its residual"
-                " stream"
-            )
-        return None, last_state
 
     def blocks(self) -> list[nn.Module]:
         return self._blocks
 
     def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
         return {}
-
-    def between(self, first: CallSite, reader: CallSite, index: int, x: Tensor) -> Tensor:
-        """What the operation at `reader` reads as that tensor of its arguments, in a pass in which
-        the one at `first` returns x.
-        """
-        result = x
-
-        def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
-            nonlocal result
-            if site == first:
-                return replaced(function, inputs, output, partial(self.axes.own_form_like, x))
-            if site == reader:
-                result = self.axes.rows_like(tensors_in(inputs)[index], x)
-                raise Seen
-            return output
-
-        with contextlib.suppress(Seen):
-            self._run(self.shaped(x), Operations(met, self.whole))
-            raise ConfigError(
-                f"{type(self.model).__name__} does not always compute the operations that were"
-                " seen for its example"
-            )
-        return result
 
     def _vocabulary(self) -> int:
         return rows_chosen_by(self.example, self._graph) or super()._vocabulary()
@@ -292,7 +150,8 @@ class StreamAdapter(ModuleAdapter):
         adapter = super().__deepcopy__(memo)
         if adapter is not self and isinstance(adapter, StreamAdapter):
             memo[id(self)] = adapter  # its parts hold it
-            adapter.whole = whole_modules(adapter.model)
+            paths = self.whole.values()
+            adapter.whole = {adapter.model.get_submodule(path): path for path in paths}
             adapter._graphs = {}
             adapter._read = copy.deepcopy(self._read, memo)
         return adapter
@@ -316,29 +175,6 @@ class StreamAdapter(ModuleAdapter):
                 self._graphs.pop(key, None)  # or a second call would use it
                 raise
         return graph
-
-    def _recorded(
-        self, tokens: Tensor, blocks: Sequence[nn.Module] = ()
-    ) -> tuple[Graph, Any, Sequence[int]]:
-        """The operations of a pass, its output, and the numbers of the states before and behind
-        these blocks.
-        """
-        with as_found(self.model):
-            self.run(tokens)  # it may keep masks or tables that it makes the first time
-            graph = Graph(self.model)
-            with states_around(blocks, graph) as around:
-                output = self._run(tokens, Operations(graph.met, self.whole, apart=True))
-        return graph, output, around
-
-    def recorded(self) -> tuple[Graph, Any]:
-        """The operations of a pass of its example, and its output."""
-        graph, output, _ = self._recorded(self.example)
-        return graph, output
-
-    def number_in(self, graph: Graph, k: int) -> int:
-        """The number of state k in another pass; it may be the input, which no call makes."""
-        site = next(site for site, number in self._numbers.items() if number == k)
-        return 0 if site is None else graph.numbers[site]
 
     def _check_at(self, like: Tensor) -> None:
         """Raises ConfigError unless the parts compute what the module does for states of that
@@ -422,28 +258,6 @@ class StreamAdapter(ModuleAdapter):
         field.label = MIX if reason in MIXES else field.label
         field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
         return Sublayer(field, "part")
-
-    def walked(self, tokens: Tensor, states: Mapping[int, Tensor]) -> tuple[Any, list[Tensor]]:
-        """The output of a pass in which these states are replaced, and each state as it was made
-        of the one before it.
-        """
-        made: list[Tensor] = []
-
-        def look(k: int, x: Tensor) -> Tensor:
-            made.append(self.axes.rows(x, k).clone())
-            if k not in states:
-                return x
-            return self.axes.own_state(states[k], x, k)
-
-        output = self._run(tokens, self.states(look))
-        if len(made) != len(self.weights) + 1:
-            raise ConfigError(
-                f"{type(self.model).__name__} computes otherwise than for its example: of the"
-                f" {len(self.weights) + 1} states of its residual stream it makes {len(made)}, as"
-                " code does that looks at the number of tokens, or that runs a part more than once:"
-                " give an example= of this shape"
-            )
-        return output, made
 
     def _part(self, k: int, samples: Samples) -> tuple[Sublayer, float]:
         """The k-th part and its length in depth-time; the map from state to state if its operations

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
 
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.norms import as_norm
@@ -22,3 +26,22 @@ def whole_modules(model: nn.Module) -> dict[nn.Module, str]:
 def _is_norm(part: nn.Module) -> bool:
     has_parts = next(part.children(), None) is not None
     return not has_parts and as_norm(part) is not None
+
+
+@contextmanager
+def leaving_out_several(whole: dict[nn.Module, str]) -> Iterator[None]:
+    """Behind a pass inside of it, modules that return more than one tensor are not among these any
+    more: a norm that also returns the state that it got.
+    """
+    several: list[nn.Module] = []
+
+    def look(part: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            several.append(part)
+
+    with ExitStack() as hooks:
+        for part in whole:
+            hooks.callback(part.register_forward_hook(look).remove)
+        yield
+    for part in several:
+        whole.pop(part, None)

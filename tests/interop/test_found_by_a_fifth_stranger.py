@@ -63,7 +63,12 @@ def of_two_queries(pairs):
 def test_a_mask_of_the_code_hides_no_padding(pairs):
     module = made(lambda: Masked(pairs))
     opened = open_model(module, example=ids(), loss="next")
-    assert "padding mask" not in opened.described
+    assert "a padding mask hides" not in opened.described
+    tokens, others = ids().numel(), "no others read"
+    read = module.blocks[0].rows.new_tensor(pairs(torch.ones(9, 9, dtype=torch.bool)))
+    unread = int((read.fill_diagonal_(0).sum(0) == 0).sum()) * len(ids())
+    assert f"{others} {unread} tokens of its example" in opened.described
+    assert unread < tokens
     found = ctrans.simulate(opened, ids(), reference=False).mean_abs[-1]
     module(ids())
     assert found == pytest.approx(float(module.states[-1].abs().mean()), rel=1e-6)
@@ -373,12 +378,35 @@ class WithTable(OwnAttention):
         return (self.rows @ v).transpose(1, 2).flatten(-2)
 
 
-def test_a_table_of_positions_is_no_weight_of_unknown_effect():
+def test_the_rows_with_a_table_of_positions_are_known():
     module = made(WithTable)
     opened = open_model(module, example=ids(), loss="next")
-    assert not opened.model.config.unread
     assert "positions add a number to its scores" in opened.model.config.attention
-    assert isinstance(opened.depth.sublayers[0].field, ExposesHeads)
+    attention = opened.depth.sublayers[0]
+    rows = attention.field.probabilities(attention.given(opened.embed(ids())))
+    module(ids())
+    torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+class WithSink(OwnAttention):
+    """A learned logit, far below the scores of the example."""
+
+    def __init__(self):
+        super().__init__()
+        self.sink = nn.Parameter(torch.tensor(-60.0))
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT
+        sink = self.sink.expand(*scores.shape[:-1], 1)
+        rows = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+        return (rows @ v).transpose(1, 2).flatten(-2)
+
+
+def test_a_sink_that_takes_nothing_yet_may_take_its_share_later():
+    opened = open_model(made(WithSink), example=ids(), loss="next")
+    assert "it has weights of unknown effect, such as a sink" in opened.described
+    assert not isinstance(opened.depth.sublayers[0].field, ExposesHeads)
 
 
 class WithoutDerivatives(Blocks):

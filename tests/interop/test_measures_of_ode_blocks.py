@@ -76,7 +76,8 @@ def test_an_analysis_has_a_result_or_says_to_discretize(gradient, method, analys
         continuize(model, (2, 3), method=method, gradient=gradient)
     except ConfigError:
         return  # the method and the gradient exclude each other
-    if method in ADAPTIVE or gradient == "reversible":
+    # the two states of the reversible scheme drift apart for other methods than Heun's
+    if method in ADAPTIVE or (gradient == "reversible" and method != "heun"):
         with pytest.raises(ConfigError, match=r"call discretize\(model\) first"):
             ANALYSES[analysis](model, *batch())
         discretize(model)
