@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.operation_names import LERP, NORM, PRODUCTS, RESHAPES, SUMS
+from ctrans.interop.operation_names import CONVERSIONS, LERP, NORM, PRODUCTS, RESHAPES, SUMS
 from ctrans.interop.operations import Graph, Made, Operation
 from ctrans.interop.products import product_at
 
@@ -242,8 +242,13 @@ def share_of(x: Scaled) -> float | None:
 
 def summands(graph: Graph, term: Scaled) -> list[Scaled]:
     """The operands of a term that is a sum of products of matrices, as attention and FFN in
-    parallel, and of those that are such sums; otherwise the term alone.
+    parallel, and of those that are such sums; otherwise the term alone. The sum may get another
+    dtype, as in low precision.
     """
+    operation = graph.operations[term.number]
+    if operation.name in CONVERSIONS and len(operation.reads) == 1:
+        inside = summands(graph, replace(term, number=operation.reads[0]))
+        return inside if len(inside) > 1 else [term]
     operands = _operands(graph, term)
     if operands is None or any(graph.is_of_weights(each.number) for each in operands):
         return [term]

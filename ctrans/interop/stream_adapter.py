@@ -41,7 +41,7 @@ from ctrans.interop.residual_stream import FEWEST, StreamPart, notes_of, steps_o
 from ctrans.interop.scripted import why_scripted
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.stream_passes import StreamPasses
-from ctrans.interop.tolerances import has_pull, same_where_finite
+from ctrans.interop.tolerances import coarsest, has_pull, same_where_finite
 from ctrans.interop.whole_modules import whole_modules
 from ctrans.measure.attention.attention_calls import unseen
 from solvers import ConfigError
@@ -246,7 +246,8 @@ class StreamAdapter(StreamPasses):
         checked = []
         for k, (sublayer, length) in enumerate(parts):
             step = partial(sublayer.step, dt=length)
-            if sublayer.kind != "part" and not has_pull(step, states[k], pulls[k], own[k]):
+            dtype = coarsest(sublayer.parameters())
+            if sublayer.kind != "part" and not has_pull(step, states[k], pulls[k], own[k], dtype):
                 reason = "its code changes the derivatives, which its operations alone do not show"
                 sublayer, length = self._whole_part(k, reason, states[k]), 1.0
             checked.append((sublayer, length))

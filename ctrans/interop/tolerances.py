@@ -34,9 +34,18 @@ def difference(computed: Tensor, expected: Tensor) -> float:
     return math.inf
 
 
-def same_where_finite(computed: Tensor, expected: Tensor) -> bool:
+def coarsest(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype of the least precision among these and float32."""
+    dtypes = [each.dtype for each in tensors if each.is_floating_point()]
+    return max([torch.float32, *dtypes], key=unit)
+
+
+def same_where_finite(
+    computed: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64
+) -> bool:
     """Whether the two agree, where entries that are finite in neither count as equal: so does a
-    passing of states that computes nan where the module does. Two outputs of zeros agree.
+    passing of states that computes nan where the module does. Two outputs of zeros agree. `dtype`
+    is what they were computed in, if it is less precise than what they are.
     """
     if computed.shape != expected.shape:
         return False
@@ -46,7 +55,7 @@ def same_where_finite(computed: Tensor, expected: Tensor) -> bool:
     if neither.all():
         return True
     missed = difference(computed.masked_fill(neither, 0.0), expected.masked_fill(neither, 0.0))
-    return missed <= tolerance(expected.dtype)
+    return missed <= max(tolerance(expected.dtype), tolerance(dtype))
 
 
 def same(computed: Tensor, expected: Tensor) -> bool:
@@ -58,9 +67,15 @@ def same(computed: Tensor, expected: Tensor) -> bool:
 
 
 def has_pull(
-    function: Callable[[Tensor], Tensor], state: Tensor, pull: Tensor, own: Tensor | None
+    function: Callable[[Tensor], Tensor],
+    state: Tensor,
+    pull: Tensor,
+    own: Tensor | None,
+    dtype: torch.dtype,
 ) -> bool:
-    """Whether the derivative of <pull, function(x)> by x at that state is `own`; None means 0."""
+    """Whether the derivative of <pull, function(x)> by x at that state is `own`; None means 0. The
+    function computes in that dtype.
+    """
     x = state.clone().requires_grad_()
     with torch.enable_grad():
         product = (function(x) * pull).sum()
@@ -69,7 +84,7 @@ def has_pull(
         (found,) = torch.autograd.grad(product, x)
     if own is None:
         own = torch.zeros_like(found)
-    return same_where_finite(found, own)
+    return same_where_finite(found, own, dtype)
 
 
 def likely_number(value: float, numbers: Iterable[float], close: float, digits: int) -> float:

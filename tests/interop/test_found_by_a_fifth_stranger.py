@@ -64,30 +64,36 @@ def test_a_mask_of_the_code_hides_no_padding(pairs):
     module = made(lambda: Masked(pairs))
     opened = open_model(module, example=ids(), loss="next")
     assert "a padding mask hides" not in opened.described
-    tokens, others = ids().numel(), "no others read"
-    read = module.blocks[0].rows.new_tensor(pairs(torch.ones(9, 9, dtype=torch.bool)))
-    unread = int((read.fill_diagonal_(0).sum(0) == 0).sum()) * len(ids())
-    assert f"{others} {unread} tokens of its example" in opened.described
-    assert unread < tokens
+    tokens = ids().shape[1]
+    read = pairs(torch.ones(tokens, tokens, dtype=torch.bool)).fill_diagonal_(False).any(0)
+    unread = int((~read).sum()) * len(ids())
+    assert f"no others read {unread} tokens of its example" in opened.described
     found = ctrans.simulate(opened, ids(), reference=False).mean_abs[-1]
     module(ids())
     assert found == pytest.approx(float(module.states[-1].abs().mean()), rel=1e-6)
 
 
 class OfPadding(Blocks):
-    """Tokens of id 0 are hidden from all others."""
+    """Tokens of id 0 are hidden from all others, or the last ones, as many as there are of id 0."""
+
+    by_count = False
 
     def forward(self, ids):
-        seen = ids.ne(0)[:, None, None] | torch.eye(ids.shape[1], dtype=torch.bool)
+        text = ids.ne(0)
+        if self.by_count:
+            text = torch.arange(ids.shape[1]) < text.sum(1, keepdim=True)
+        seen = text[:, None, None] | torch.eye(ids.shape[1], dtype=torch.bool)
         for block in self.blocks:
             block.pairs = lambda _: seen
         return super().forward(ids)
 
 
+@pytest.mark.parametrize("by_count", [False, True])
 @pytest.mark.parametrize("lengths", [(7, 5), (6, 6)])
-def test_a_mask_of_the_inputs_hides_padding_also_of_equal_lengths(lengths):
+def test_a_mask_of_the_inputs_hides_padding_also_of_equal_lengths(lengths, by_count):
     torch.manual_seed(0)
     module = OfPadding(lambda: Masked(None)).double().eval()
+    module.by_count = by_count
     tokens = ids() % (VOCABULARY - 1) + 1
     for row, length in zip(tokens, lengths, strict=True):
         row[length:] = 0
@@ -183,12 +189,13 @@ def test_a_sum_in_a_post_norm_is_read():
 class Turned(OwnAttention):
     """Causal attention with the axes of its scores in some order."""
 
-    def __init__(self, order):
+    def __init__(self, order, heads=HEADS):
         super().__init__()
         self.order = order
+        self.heads = heads
 
     def averages(self, x):
-        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).unbind(-3)
+        q, k, v = self.maps(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         scores = torch.einsum(f"bihd,bjhd->{self.order}", q, k)
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         shape = [x.shape[1] if axis in "ij" else 1 for axis in self.order]
@@ -209,6 +216,33 @@ def test_rows_are_known_whatever_the_order_of_their_axes(order):
         rows = attention.field.probabilities(attention.given(opened.embed(tokens)))
         module(tokens)
         torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+@pytest.mark.parametrize("order", ["ijbh", "bijh", "hbij", "bihj"])
+def test_rows_are_known_with_as_many_heads_as_tokens(order):
+    module = made(lambda: Turned(order, heads=4))
+    tokens = torch.randint(VOCABULARY, (3, 4))
+    opened = open_model(module, example=tokens, loss="next")
+    attention = opened.depth.sublayers[0]
+    rows = attention.field.probabilities(attention.given(opened.embed(tokens)))
+    module(tokens)
+    torch.testing.assert_close(rows, module.blocks[0].rows)
+
+
+class OverQueries(Turned):
+    """The weights of a column sum to 1."""
+
+    def averages(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, HEADS, -1)).unbind(-3)
+        scores = torch.einsum(f"bihd,bjhd->{self.order}", q, k)
+        rows = scores.softmax(self.order.index("i"))
+        return torch.einsum(f"{self.order},bjhd->bihd", rows, v).flatten(-2)
+
+
+@pytest.mark.parametrize("order", ["bhij", "ijbh"])
+def test_a_softmax_over_queries_has_no_rows(order):
+    opened = open_model(made(lambda: OverQueries(order)), example=ids(), loss="next")
+    assert not hasattr(opened.depth.sublayers[0].field, "probabilities")
 
 
 class InALoop(OwnAttention):
@@ -362,6 +396,55 @@ def test_maps_of_another_dtype_are_named_so():
     said = "its linear maps compute in bfloat16 and its states are float32"
     assert f"attention: rows alone are known: {said}" in opened.described
     assert f"FFN: {said}" in opened.described
+
+
+class ParallelInLowPrecision(InLowPrecision):
+    """Attention and FFN of one norm, added up in bfloat16 or in float32."""
+
+    late = False
+
+    def forward(self, x, states):
+        given = self.norm(x).bfloat16()
+        attention, ffn = self.out(self.averages(given)), self.ffn(given)
+        if self.late:
+            x = x + attention.float() + ffn.float()
+        else:
+            x = x + (attention + ffn).float()
+        states.append(x)
+        return x
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_attention_and_ffn_in_parallel_are_read_in_low_precision(late):
+    torch.manual_seed(0)
+    module = Blocks(ParallelInLowPrecision).eval()
+    for block in module.blocks:
+        block.late = late
+        for part in (block.maps, block.out, block.ffn):
+            part.bfloat16()
+    opened = open_model(module, example=ids(), loss="next")
+    assert [part.kind for part in opened.depth.sublayers] == ["parallel"] * BLOCKS
+    assert opened.model.config.placement == "pre"
+
+
+class ConvolutionInLowPrecision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.maps = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 3, padding=1) for _ in range(2))
+
+    def forward(self, x, states):
+        for conv in self.maps:
+            x = x + 0.01 * conv(self.norm(x).mT).mT
+            states.append(x)
+        return x
+
+
+def test_a_convolution_over_tokens_is_no_ffn_in_low_precision():
+    torch.manual_seed(0)
+    module = Blocks(ConvolutionInLowPrecision).bfloat16().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    assert {part.kind for part in opened.depth.sublayers} == {"attention"}
 
 
 class WithTable(OwnAttention):
