@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ctrans.interop.block_run import mixes_tokens
@@ -31,6 +31,8 @@ BOTH_WAYS = {
     "next": "including those that it predicts",
 }
 """By loss: the consequence for a model in which tokens read both ways."""
+SHORTEST_WITH_PREFIX = 4
+"""From so many tokens on, some may be a prefix for others."""
 SEQUENCES = 2
 """For so many sequences a model's parts were read, so that what they read beside them is known."""
 STAND_INS = ("mean", "random", "none")
@@ -47,7 +49,7 @@ class Opened(ModelAround):
     - `described`: what was recognised
     - `vocabulary`: the number of tokens that it embeds; 0 if it reads other inputs
     - `causal`: whether tokens read only earlier tokens, as its first attention of tokens among
-      themselves computes
+      themselves computes, but for those of a prefix that read each other
     - `predicts`: whether its head gives logits of tokens
     - `loss`: a name in `LOSS_NAMES`, or "given"
     - `assumes_hidden_tokens`: whether its loss is that of hidden tokens only because its tokens
@@ -218,7 +220,9 @@ def open_imported(
         mixing = [first]
     else:  # which part mixes tokens is unknown, or it is a later one; a cross-attention mixes none
         mixing = list(model.depth.sublayers)
-    causal = all(_is_causal(sublayer.field, like) for sublayer in mixing)
+    prefixes = [_prefix(sublayer.field, like) for sublayer in mixing]
+    causal = None not in prefixes
+    prefix = max((each or 0 for each in prefixes), default=0)
     predicts = model.adapter.predicts()
     model.forget()
     opened = Opened(
@@ -275,6 +279,11 @@ def open_imported(
             f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its"
             " causal mask is missing"
         )
+    if causal and prefix:
+        opened.described += (
+            f"; its first {prefix} tokens read each other, and later ones only earlier tokens (a"
+            " prefix): predictions of those first tokens are of what was read"
+        )
     return opened
 
 
@@ -294,16 +303,43 @@ def open_probed(
     return opened
 
 
-def _is_causal(attention: nn.Module, like: Tensor) -> bool:
-    """Whether the first token reads no other token: d|f(x)_1|^2/dx_j = 0 exactly for all j > 1, for
-    states of the shape of `like` (sequences, tokens, width).
-
-    All j are tested, because a window may hide the last token in a model that reads both ways.
+def _prefix(attention: nn.Module, like: Tensor) -> int | None:
+    """How many tokens at the start read each other, if all later ones read only earlier tokens: 0
+    if all tokens do so. None if tokens read later ones. States have the shape of `like` (sequences,
+    tokens, width).
     """
-    x = random_states(like).requires_grad_()
+    x = random_states(like)
+    tokens = x.shape[-2]
+    first = _read_by(attention, x, 0)
+    if first is None:
+        return None
+    if not first[1:].any():
+        return 0
+    # padding at the end does not read later tokens either, nor the padding before it
+    reads_before = _read_by(attention, x, tokens - 1)
+    if tokens < SHORTEST_WITH_PREFIX or reads_before is None or not reads_before[-2]:
+        return None
+
+    def reads_no_later(token: int) -> bool:
+        read = _read_by(attention, x, token)
+        return read is not None and not bool(read[token + 1 :].any())
+
+    last_of_prefix = bisect.bisect_left(range(tokens - 1), x=True, key=reads_no_later)
+    if last_of_prefix == tokens - 1:
+        return None
+    return last_of_prefix + 1
+
+
+def _read_by(attention: nn.Module, x: Tensor, token: int) -> Bool[Tensor, " tokens"] | None:
+    """The tokens that a token of the first sequence reads: d|f(x)_i|^2/dx_j is not 0 exactly. None
+    for a map without derivatives, which shows nothing.
+
+    All are looked at, because a window may hide the last token in a model that reads both ways.
+    """
+    x = x.clone().requires_grad_()
     with torch.enable_grad():
-        first_token = attention(x)[0, 0].square().sum()
-        if not first_token.requires_grad:  # a map without derivatives shows nothing
-            return False
-        (gradient,) = torch.autograd.grad(first_token, x)
-    return not gradient[0, 1:].any()
+        size = attention(x)[0, token].square().sum()
+        if not size.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(size, x)
+    return gradient[0].ne(0).any(-1)
