@@ -315,19 +315,22 @@ def _prefix(attention: nn.Module, like: Tensor) -> int | None:
         return None
     if not first[1:].any():
         return 0
-    # padding at the end does not read later tokens either, nor the padding before it
-    reads_before = _read_by(attention, x, tokens - 1)
-    if tokens < SHORTEST_WITH_PREFIX or reads_before is None or not reads_before[-2]:
+    if tokens < SHORTEST_WITH_PREFIX:
         return None
+    prefix = 1 + int(first.nonzero().max())
 
-    def reads_no_later(token: int) -> bool:
+    def is_as_with_it(token: int) -> bool:
         read = _read_by(attention, x, token)
-        return read is not None and not bool(read[token + 1 :].any())
+        if read is None:
+            return False
+        if token < prefix:
+            return bool(read[:prefix].all()) and not bool(read[prefix:].any())
+        # padding at the end does not read the padding before it
+        return bool(read[token - 1]) and not bool(read[token + 1 :].any())
 
-    last_of_prefix = bisect.bisect_left(range(tokens - 1), x=True, key=reads_no_later)
-    if last_of_prefix == tokens - 1:
-        return None
-    return last_of_prefix + 1
+    if prefix < tokens - 1 and all(map(is_as_with_it, range(tokens - 1, -1, -1))):
+        return prefix
+    return None
 
 
 def _read_by(attention: nn.Module, x: Tensor, token: int) -> Bool[Tensor, " tokens"] | None:
