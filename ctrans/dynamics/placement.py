@@ -136,6 +136,18 @@ PLACEMENTS: dict[str, Placement] = {
 }
 
 
+UNKNOWN = Placement(
+    "unknown",
+    input_norm=False,
+    output_norm=False,
+    state_norm=False,
+    velocity="not known",
+    step="not known",
+    seen_in="parts of other people's models that are no sums",
+)
+"""That of a part whose norms are inside of its map, as far as it has any."""
+
+
 def placement_with(
     *, input_norm: bool, output_norm: bool, state_norm: bool, gain: bool = False
 ) -> Placement:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctrans.base.shapes import StreamRows, TokenRows
 from ctrans.dynamics.fields import Branch, Kind, SumOfMaps, check_shape
 from ctrans.dynamics.norm import Norm
-from ctrans.dynamics.placement import Placement, placement_with
+from ctrans.dynamics.placement import UNKNOWN, Placement, placement_with
 from ctrans.dynamics.residual import Residual
 from solvers import ConfigError, Segment, Time, checked
 
@@ -80,12 +80,14 @@ class Sublayer(nn.Module):
     @property
     def placement(self) -> Placement:
         """The sublayer's placement. If it was made without one: the placement with its norms, with
-        a gain if its gain is not 1.
+        a gain if its gain is not 1; `UNKNOWN` for a part that is not read.
 
         Raises ConfigError if no placement has these norms.
         """
         if self._placement is not None:
             return self._placement
+        if self.kind == "part":
+            return UNKNOWN
         return placement_with(
             input_norm=self.input_norm is not None,
             output_norm=self.output_norm is not None,

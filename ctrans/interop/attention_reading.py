@@ -327,10 +327,8 @@ def _no_values(
         )
     else:
         reason = ""
-    return (
-        f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads}"
-        f" heads{reason}"
-    )
+    maps = "linear map before the last is" if len(inner) == 1 else "linear maps before the last are"
+    return f"its {len(inner)} {maps} not queries, keys and values of {heads} heads{reason}"
 
 
 def in_another_dtype(dtype: torch.dtype, of_states: torch.dtype) -> str:

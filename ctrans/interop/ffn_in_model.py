@@ -115,6 +115,8 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     if inner and inner[0].x.dtype != x.dtype:
         return in_another_dtype(inner[0].x.dtype, x.dtype)
     if not inner or not all(same_rows(part.x, x) for part in inner):
+        if len(inner) == 1:
+            return "the linear map before its last does not act on its input"
         return f"not all of the {len(inner)} linear maps before its last act on its input"
     size = torch.cat([part.y for part in inner], -1).square().mean().sqrt()
     x = x * TELLING / size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -21,6 +22,8 @@ from ctrans.interop.residual_scale import ScaledOutput
 NAMES: dict[Kind, str] = {"attention": "attention", "ffn": "FFN", "part": "part"}
 """How maps are called, by kind."""
 POSITION_SCORES = " (positions add a number to its scores)"
+MANY_GAINS = 3
+"""Of so many gains, the first and the last one are named."""
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""
 
@@ -107,10 +110,10 @@ def architecture_of(
     stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
     if any(structure.placement == UNKNOWN for structure in structures):
         none = UNKNOWN
-        norm_descriptions = {*map(_described, norms), UNKNOWN}
+        norm_descriptions = {*_described(norms), UNKNOWN}
     else:
         none = "none"
-        norm_descriptions = set(map(_described, norms))
+        norm_descriptions = set(_described(norms))
     # by channel, or by a number that is no length
     scaled = [
         name
@@ -180,18 +183,25 @@ def _kind(norm: AdaptedNorm | WithoutGain) -> str:
     return "rmsnorm"
 
 
-def _described(norm: AdaptedNorm | WithoutGain) -> str:
-    if norm.centred:
-        kind = "centred"
-    else:
-        kind = "not centred"
-    eps = f"eps = {norm.eps:g}"
-    if isinstance(norm, WithoutGain):
-        gain = "of the maps"
-    else:
-        form = norm.form
-        eps = f"eps = {form.eps:g}"
-        gain = form.described_gain
-        if form.added:
-            eps = f"eps = {form.added:g} added to the deviation"
-    return f"{_label(norm.module)} ({kind}, gamma = {gain}, {eps})"
+def _described(norms: Sequence[AdaptedNorm | WithoutGain]) -> Iterator[str]:
+    """The norms in words. Of several that differ in the names of their gains alone, as written in
+    one long function, the first and the last name.
+    """
+    gains: dict[tuple[str, str], dict[str, None]] = {}
+    for norm in norms:
+        kind = "centred" if norm.centred else "not centred"
+        eps = f"eps = {norm.eps:g}"
+        if isinstance(norm, WithoutGain):
+            gain = "one for each map"
+        else:
+            form = norm.form
+            eps = f"eps = {form.eps:g}"
+            gain = form.described_gain
+            if form.added:
+                eps = f"eps = {form.added:g} added to the deviation"
+        gains.setdefault((f"{_label(norm.module)} ({kind}", eps), {})[gain] = None
+    for (label, eps), names in gains.items():
+        listed = list(names)
+        if len(listed) >= MANY_GAINS:
+            listed = [f"{listed[0]} .. {listed[-1]}"]
+        yield from (f"{label}, gamma = {gain}, {eps})" for gain in listed)

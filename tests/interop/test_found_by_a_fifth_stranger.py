@@ -291,9 +291,35 @@ class HeadsInVmap(OwnAttention):
 
 def test_a_part_that_sums_what_vmap_hides_is_not_called_a_scale():
     module = made(HeadsInVmap)
-    described = open_model(module, example=ids(), loss="next").described
-    assert "scripted code or torch.vmap" in described
-    assert "multiplies the state by numbers" not in described
+    opened = open_model(module, example=ids(), loss="next")
+    assert "scripted code or torch.vmap" in opened.described
+    assert "multiplies the state by numbers" not in opened.described
+    parts = [part for part in opened.depth.sublayers if part.kind == "part"]
+    assert {part.placement.name for part in parts} == {"unknown"}
+
+
+class ManyGains(nn.Module):
+    """Gains in attributes of their own, as in one long function."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.ffns = nn.ModuleList(feed_forward() for _ in range(4))
+        for i in range(4):
+            setattr(self, f"g{i}", nn.Parameter(torch.randn(WIDTH)))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for i, ffn in enumerate(self.ffns):
+            x = x + ffn(F.rms_norm(x, (WIDTH,), getattr(self, f"g{i}"), 1e-6))
+        return self.head(x)
+
+
+def test_of_many_gains_the_first_and_the_last_are_named():
+    opened = open_model(ManyGains().double().eval(), example=ids(), loss="next")
+    (norm,) = opened.model.config.norms
+    assert "gamma = g0 .. g3" in norm
 
 
 class InLowPrecision(OwnAttention):

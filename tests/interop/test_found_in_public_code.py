@@ -163,7 +163,7 @@ def test_maps_of_one_kind_in_parallel_have_a_norm_each(count, scale):
     assert {part.placement.name for part in parts} == {"pre"}
     assert opened.causal
     assert opened.model.config.attention == " + ".join(["CausalAttention"] * count)
-    assert f"gamma = of the maps, eps = {nn.LayerNorm(1).eps:g}" in opened.described
+    assert f"gamma = one for each map, eps = {nn.LayerNorm(1).eps:g}" in opened.described
     found = ctrans.costate(opened, ids(), ids().roll(-1, 1))
     module(ids())
     states = module.states
