@@ -196,8 +196,9 @@ def context_of(config: Any) -> int | None:
 def tensor_in(output: Any) -> Tensor | None:
     """The logits or last hidden state in a model's output; None if there is none.
 
-    In a tuple it is the first floating-point tensor with axes, as a scalar loss may come first, and
-    so in a mapping without a known name, if it has not one of logits alone.
+    In a tuple it is the first floating-point tensor with axes, as a scalar loss may come first. In
+    a mapping without a known name it is the only one of logits; the first tensor if none is of
+    logits.
     """
     if isinstance(output, Tensor):
         return output
@@ -217,8 +218,8 @@ def name_in(output: Mapping[Any, Any]) -> Any:
             return name
     names = [name for name, part in output.items() if _of_numbers(part)]
     of_logits = [name for name in names if str(name).endswith("logits")]
-    if len(of_logits) == 1:
-        return of_logits[0]
+    if of_logits:
+        return of_logits[0] if len(of_logits) == 1 else None
     return next(iter(names), None)
 
 

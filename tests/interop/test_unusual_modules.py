@@ -105,7 +105,10 @@ def test_states_and_output_are_the_modules_own(name):
         assert len(states) == before + 2 * len(expected) + 1
         states = states[before:]
         for own, state in zip(expected, states[2::2], strict=True):
-            assert torch.equal(own, state)
+            if before:  # its queries are multiplied in another order of their rows
+                assert torch.allclose(own, state, rtol=0, atol=1e-6)
+            else:
+                assert torch.equal(own, state)
         # the sum of a mean over tokens depends on the order of the state's numbers in memory
         assert torch.allclose(opened.head(states[-1]), output, rtol=1e-6, atol=1e-6)
     placement = "none, pre" if before else "pre"
