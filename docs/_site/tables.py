@@ -207,7 +207,8 @@ def family_tables(families: Sequence[FoundFamily]) -> list[str]:
     }
     unknown: dict[str, list[str]] = {}
     for family in opened:
-        for reason in without_repetition(family.unread):
+        reasons = [re.sub(r", \d+ of \d+:", ":", reason) for reason in family.unread]
+        for reason in without_repetition(reasons):
             unknown.setdefault(reason, []).append(f"`{family.family}`")
     return [
         markdown_table(
