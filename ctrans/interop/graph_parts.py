@@ -163,7 +163,9 @@ class PartsReader:
             first = reshaped(graph, first)[-1]
         inner = self._unmoved(last)
         module: Any = graph.operations[inner].function
-        keeps_its_axes = inner == last or graph.operations[first].shape == shape
+        own = graph.operations[first].shape
+        is_turned = own is not None and len(own) == 3 and shape == (own[1], own[0], own[2])
+        keeps_its_axes = inner == last or own == shape or is_turned
         if not keeps_its_axes:
             return None
         if graph.operations[inner].name == NORM:

@@ -252,6 +252,30 @@ def test_states_may_turn_from_part_to_part(sequences):
         torch.testing.assert_close(opened.head(states[-1]), module(tokens))
 
 
+class TurningPost(Turning):
+    """Norms stand behind the sums, and turns behind the norms."""
+
+    def states(self, ids):
+        x = self.embedding(ids)
+        states = [x]
+        for block in self.blocks:
+            turned = x.transpose(0, 1)
+            x = block.norm(turned + block.out(turned.cumsum(0))).transpose(0, 1)
+            states.append(x)
+            x = block.norm(x + block.ffn(x))
+            states.append(x)
+        return states
+
+
+def test_a_state_may_turn_behind_its_norm():
+    torch.manual_seed(0)
+    module = TurningPost(OwnAttention).double().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    assert opened.model.config.placement == "post"
+    for found, own in zip(opened.trajectory(ids(1)).states, module.states(ids(1)), strict=True):
+        torch.testing.assert_close(found, own)
+
+
 class KeysOfUnnormedStates(Blocks):
     """Q + attention(Q, x, x), Q = norm(x), with tokens before sequences, as SASRec."""
 
