@@ -427,8 +427,8 @@ def _why_not(chain: ModuleChain, missing: float, scale: float | None, *, sums_to
         return f"a sink takes up to {missing:.2g} of a row, but theta needs rows that sum to 1"
     if not sums_to_one:
         return (
-            "it has weights of unknown effect, such as a sink, a bias of its rows, or gains of"
-            " queries and keys, so that its scores are not known"
+            "its scores may depend on weights beside its maps, such as a table of positions, a"
+            " sink, or gains of queries and keys, so that its matrices do not tell them"
         )
     if scale is not None:
         return ""

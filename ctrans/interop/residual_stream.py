@@ -28,6 +28,8 @@ from ctrans.interop.residual_sums import (
     unscaled,
 )
 
+ROWS = ("softmax", "scaled_dot_product_attention")
+"""Operations that make rows of attention."""
 FEWEST = 2
 """The fewest sums that make a stream."""
 
@@ -346,6 +348,13 @@ def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str,
             f"{len(others)} of its sums x + f(x), inside of parts or beside them,"
             f" {'is' if len(others) == 1 else 'are'} not examined apart{where}: blocks= may name"
             " their list, or example= give their input first"
+        )
+    before = graph.before(steps[0].first) & graph.after(0)
+    earlier = [n for n in before if graph.operations[n].name in ROWS]
+    if earlier:
+        notes.append(
+            f"before its first state there {'is' if len(earlier) == 1 else 'are'} {len(earlier)} of"
+            " its attentions, which are not examined: their sums are not read"
         )
     if graph.hides_operations:
         notes.append(

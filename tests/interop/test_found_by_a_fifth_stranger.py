@@ -247,6 +247,26 @@ def test_the_first_of_several_named_outputs_is_looked_at():
     torch.testing.assert_close(opened.head(states[-1]), states[-1].mean(1))
 
 
+class OfLaterTokens(Blocks):
+    """Of the first block, the sum acts on all tokens but the first, as in TimeSformer."""
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        later = x[:, 1:]
+        later = x[:, 1:] + self.blocks[0].averages(self.blocks[0].norm(later))
+        x = torch.cat([x[:, :1], later], 1)
+        for block in self.blocks[1:]:
+            x = block(x, [])
+        return self.head(x)
+
+
+def test_attentions_before_the_first_state_are_counted():
+    torch.manual_seed(0)
+    module = OfLaterTokens(lambda: Masked(torch.tril)).double().eval()
+    opened = open_model(module, example=ids(), loss="next")
+    assert "before its first state there is 1 of its attentions" in opened.described
+
+
 class OfCategories(nn.Module):
     """The last column of a table has numbers of categories."""
 

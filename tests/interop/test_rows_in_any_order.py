@@ -221,5 +221,5 @@ class WithSink(OwnAttention):
 
 def test_a_sink_that_takes_nothing_yet_may_take_its_share_later():
     opened = open_model(made(WithSink), example=ids(), loss="next")
-    assert "it has weights of unknown effect, such as a sink" in opened.described
+    assert "its scores may depend on weights beside its maps" in opened.described
     assert not isinstance(opened.depth.sublayers[0].field, ExposesHeads)
