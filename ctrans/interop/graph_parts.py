@@ -150,10 +150,12 @@ class PartsReader:
 
     def is_norm(self, first: int, last: int) -> bool:
         """Whether operation `last` is a norm of the one before it."""
-        return self.norm(first, last) is not None
+        return self.norm(first, last, may_turn=True) is not None
 
-    def norm(self, first: int, last: int) -> AdaptedNorm | None:
-        """The norm that makes the tensor `last` of the tensor `first`; None if there is none."""
+    def norm(self, first: int, last: int, *, may_turn: bool = False) -> AdaptedNorm | None:
+        """The norm that makes the tensor `last` of the tensor `first`; None if there is none. A
+        state behind it may turn its first two axes.
+        """
         graph = self.graph
         shape = graph.operations[last].shape
         given = graph.operations[first].shape
@@ -165,6 +167,7 @@ class PartsReader:
         module: Any = graph.operations[inner].function
         own = graph.operations[first].shape
         is_turned = own is not None and len(own) == 3 and shape == (own[1], own[0], own[2])
+        is_turned = is_turned and may_turn
         keeps_its_axes = inner == last or own == shape or is_turned
         if not keeps_its_axes:
             return None
@@ -200,7 +203,7 @@ class PartsReader:
         self._check_decisions(step)
         state_norm = None
         if step.sum.y not in reshaped(self.graph, step.last):
-            state_norm = self.norm(step.sum.y, step.last)
+            state_norm = self.norm(step.sum.y, step.last, may_turn=True)
         sublayer, length = self._of_sum(step.sum, state, state_norm)
         if step.sum.share == 1:
             return sublayer, length

@@ -239,7 +239,7 @@ def test_a_map_before_attention_that_is_no_norm_belongs_to_attention():
         block.ln_a = Squash()
     opened = ctrans.open_model(model, example=ids())
     assert opened.config.placement == "none/pre"
-    assert "linear maps before the last are not queries" in opened.described
+    assert "1 linear map before the last is not queries" in opened.described
 
 
 @pytest.mark.parametrize("centred", [False, True])
