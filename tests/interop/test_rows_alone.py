@@ -103,7 +103,7 @@ def test_rows_are_those_with_which_the_module_averages(name):
     module = Model(SHOWN[name]).double().eval()
     opened = open_model(module, example=ids())
     model = opened.model
-    known = ("rows alone are known", "theorem 5.1 needs known scores")
+    known = ("rows alone are known", "its scores may depend on weights beside its maps")
     assert any(words in opened.described for words in known)
     with torch.no_grad():
         states = model.trajectory(ids()).states
