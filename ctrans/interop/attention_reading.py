@@ -428,7 +428,7 @@ def _why_not(chain: ModuleChain, missing: float, scale: float | None, *, sums_to
     if not sums_to_one:
         return (
             "its scores may depend on weights beside its maps, such as a table of positions, a"
-            " sink, or gains of queries and keys, so that its matrices do not tell them"
+            " sink, or gains of queries and keys, so that its matrices alone do not give them"
         )
     if scale is not None:
         return ""

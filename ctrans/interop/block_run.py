@@ -90,14 +90,18 @@ def reach_from_the_first(function: Callable[[Tensor], Tensor], x: Tensor) -> int
 
 
 def _moved_by_the_first(function: Callable[[Tensor], Tensor], x: Tensor) -> Bool[Tensor, " tokens"]:
-    """The tokens of function(x) that change by more than rounding if the first token of x does."""
+    """The tokens of function(x) that change by more than rounding if the first token of x does.
+
+    64 roundings cover sums of float32. Of bfloat16 they would cover half of a number: there 4 must
+    do, and a second, larger change shows what the first one does not.
+    """
     expected = function(x)
     is_coarse = unit(expected.dtype) > unit(torch.float32)
     close = (4 if is_coarse else 64) * unit(expected.dtype)
     sizes = expected.flatten(2).norm(dim=-1)
-    sizes = sizes + 1e-3 * sizes.mean()
+    sizes = sizes + 1e-3 * sizes.mean()  # a token of zeros changes by rounding, too
     moved = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-    for factor in (1, 30) if is_coarse else (1,):  # rounding may hide a small effect
+    for factor in (1, 30) if is_coarse else (1,):
         changed = x.clone()
         changed[:, 0] = factor * (1 - changed[:, 0])
         difference = (function(changed) - expected).flatten(2).norm(dim=-1)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Kind
+from ctrans.dynamics.placement import UNKNOWN as UNKNOWN_PLACEMENT
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.module_chain import ModuleChain
@@ -19,10 +20,10 @@ from solvers import ConfigError
 
 ROLES = ("input_norm", "output_norm", "state_norm")
 """The roles of a norm in a sublayer, in the order in which they act."""
-UNKNOWN = "unknown"
+UNKNOWN = UNKNOWN_PLACEMENT.name
+"""What is said of the placement and the norms of a part."""
 MIX = "mix"
 """The placement of a part that only scales the state and adds what does not depend on it."""
-"""What is said of the placement and the norms of a part."""
 Roles = dict[str, Any]
 """The norms of a sublayer by role."""
 

@@ -167,8 +167,7 @@ class PartsReader:
         module: Any = graph.operations[inner].function
         own = graph.operations[first].shape
         is_turned = own is not None and len(own) == 3 and shape == (own[1], own[0], own[2])
-        is_turned = is_turned and may_turn
-        keeps_its_axes = inner == last or own == shape or is_turned
+        keeps_its_axes = inner == last or own == shape or (is_turned and may_turn)
         if not keeps_its_axes:
             return None
         if graph.operations[inner].name == NORM:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,48 +243,52 @@ def open_imported(
         and is_foreign_module
     )
     model.assumes_hidden_tokens = opened.assumes_hidden_tokens
+    opened.described = "; ".join([opened.described, *_said_beside(opened, model, prefix)])
+    return opened
+
+
+def _said_beside(opened: Opened, model: Imported, prefix: int) -> Iterator[str]:
+    """What is said of the model beside its parts: how it reads its tokens, and which count."""
+    adapter = model.adapter
     if opened.tokens_first:
-        opened.described += (
-            "; the module reads (tokens, sequences), as without batch_first=True: its rows read"
-            " each other. ctrans reads (sequences, tokens) and turns them for it, and targets for a"
-            " loss of yours"
+        yield (
+            "the module reads (tokens, sequences), as without batch_first=True: its rows read each"
+            " other. ctrans reads (sequences, tokens) and turns them for it, and targets for a loss"
+            " of yours"
         )
-    text = model.adapter.text
-    if text is not None:
-        opened.described += (
-            f"; a padding mask hides {int((~text).sum())} of {text.numel()} tokens of its example."
-            " Means and medians over tokens, and sensitivities, leave them out. Distances, norms of"
-            " attention, Lyapunov exponents, stretches, updates, transport and certificates count"
-            " them: for these give a batch without padding"
+    if adapter.text is not None:
+        yield (
+            f"a padding mask hides {int((~adapter.text).sum())} of {adapter.text.numel()} tokens of"
+            " its example. Means and medians over tokens, and sensitivities, leave them out."
+            " Distances, norms of attention, Lyapunov exponents, stretches, updates, transport and"
+            " certificates count them: for these give a batch without padding"
         )
-    if model.adapter.read_by_none:
-        opened.described += (
-            f"; no others read {model.adapter.read_by_none} tokens of its example, whatever the"
+    if adapter.read_by_none:
+        yield (
+            f"no others read {adapter.read_by_none} of the tokens of its example, whatever the"
             " inputs, and all figures count them. If they are padding, give a mask for it"
         )
-    elif model.adapter.like_padding:
-        opened.described += (
-            f"; {model.adapter.like_padding} tokens at the ends of the example's sequences repeat"
-            " one id, no mask hides them, and no other token reads them: if they are padding, all"
-            " figures still count them. Give a padding mask, or a batch without padding"
+    elif adapter.like_padding:
+        yield (
+            f"{adapter.like_padding} tokens at the ends of the example's sequences repeat one id,"
+            " no mask hides them, and no other token reads them: if they are padding, all figures"
+            " still count them. Give a padding mask, or a batch without padding"
         )
-    if model.adapter.apart:
-        outputs = sorted(model.adapter.apart)
-        opened.described += (
-            f"; a loss must not read outputs {outputs} (from 0), which are no functions of the last"
-            " state alone"
+    if adapter.apart:
+        yield (
+            f"a loss must not read outputs {sorted(adapter.apart)} (from 0), which are no functions"
+            " of the last state alone"
         )
-    if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
-        opened.described += (
-            f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its"
+    if model.vocabulary and not opened.causal and opened.loss in BOTH_WAYS:
+        yield (
+            f"each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its"
             " causal mask is missing"
         )
-    if causal and prefix:
-        opened.described += (
-            f"; its first {prefix} tokens read each other, and later ones only earlier tokens (a"
-            " prefix): predictions of those first tokens are of what was read"
+    if model.vocabulary and opened.causal and prefix:
+        yield (
+            f"its first {prefix} tokens read each other, and later ones only earlier tokens (a"
+            " prefix): leave predictions of those first tokens out of a loss"
         )
-    return opened
 
 
 def open_probed(

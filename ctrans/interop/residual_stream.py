@@ -28,7 +28,7 @@ from ctrans.interop.residual_sums import (
     unscaled,
 )
 
-ROWS = ("softmax", "scaled_dot_product_attention")
+MAKE_ROWS = ("softmax", "scaled_dot_product_attention")
 """Operations that make rows of attention."""
 FEWEST = 2
 """The fewest sums that make a stream."""
@@ -350,7 +350,7 @@ def notes_of(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> tuple[str,
             " their list, or example= give their input first"
         )
     before = graph.before(steps[0].first) & graph.after(0)
-    earlier = [n for n in before if graph.operations[n].name in ROWS]
+    earlier = [n for n in before if graph.operations[n].name in MAKE_ROWS]
     if earlier:
         notes.append(
             f"before its first state there {'is' if len(earlier) == 1 else 'are'} {len(earlier)} of"

@@ -115,8 +115,7 @@ class StateAxes:
         """
         sizes = tuple(x.shape[:-1])
         has_channels_last = self.number == self.width + 1 == x.dim() == len(shape) == 3
-        has_channels_last = has_channels_last and self.copies == 1
-        if not has_channels_last:
+        if not has_channels_last or self.copies > 1:
             return None
         if sizes[0] == sizes[1]:
             return {None: None, False: x, True: x.transpose(0, 1)}[turned]

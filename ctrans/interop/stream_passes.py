@@ -66,11 +66,12 @@ class StreamPasses(ModuleAdapter):
                 shapes, width, len(self.example), self._turned_states(shapes)
             ):
                 self.axes = axes
-                try:  # it may not run with its axes turned
+                try:
                     if self._is_alone():
                         return
                 except ConfigError as error:
-                    refused = refused or error
+                    if not self.tokens_first:  # otherwise it does not run with its axes turned
+                        refused = refused or error
         raise refused or without_axes(shapes, example.shape)
 
     def _turned_states(self, shapes: Sequence[Any]) -> frozenset[int]:

@@ -66,7 +66,7 @@ def test_a_mask_of_the_code_hides_no_padding(pairs):
     tokens = ids().shape[1]
     read = pairs(torch.ones(tokens, tokens, dtype=torch.bool)).fill_diagonal_(False).any(0)
     unread = int((~read).sum()) * len(ids())
-    assert f"no others read {unread} tokens of its example" in opened.described
+    assert f"no others read {unread} of the tokens of its example" in opened.described
     found = ctrans.simulate(opened, ids(), reference=False).mean_abs[-1]
     module(ids())
     assert found == pytest.approx(float(module.states[-1].abs().mean()), rel=1e-6)

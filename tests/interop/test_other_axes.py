@@ -389,6 +389,20 @@ class ByTheBatch(nn.Module):
         return x
 
 
-def test_sequences_that_read_each_other_are_named():
+class ImagesByTheBatch(ByTheBatch):
+    """Does not run with its axes turned."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 2, 2)
+
+    def forward(self, x):
+        return super().forward(self.patches(x).flatten(2).mT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(ByTheBatch, (3, 4, WIDTH)), (ImagesByTheBatch, (2, 3, 4, 4))]
+)
+def test_sequences_that_read_each_other_are_named(kind, shape):
     with pytest.raises(ConfigError, match="code that averages over the batch"):
-        open_model(ByTheBatch().eval(), example=torch.randn(3, 4, WIDTH))
+        open_model(kind().eval(), example=torch.randn(shape))

@@ -104,11 +104,15 @@ def test_states_and_output_are_the_modules_own(name):
         before = 1 if name == "perceiver" else 0  # its latents read the input first
         assert len(states) == before + 2 * len(expected) + 1
         states = states[before:]
+        if before:  # torch rounds otherwise for its expanded queries than for states like them
+            for own, state in zip(expected, states[2::2], strict=True):
+                torch.testing.assert_close(state, own, rtol=0, atol=1e-6)
+            expected = [states[0]]
+            for block in module.tower:
+                expected.append(block(expected[-1]))
+            expected = expected[1:]
         for own, state in zip(expected, states[2::2], strict=True):
-            if before:  # its queries are multiplied in another order of their rows
-                assert torch.allclose(own, state, rtol=0, atol=1e-6)
-            else:
-                assert torch.equal(own, state)
+            assert torch.equal(own, state)
         # the sum of a mean over tokens depends on the order of the state's numbers in memory
         assert torch.allclose(opened.head(states[-1]), output, rtol=1e-6, atol=1e-6)
     placement = "none, pre" if before else "pre"
